@@ -64,4 +64,9 @@ def print_warnings(config: Config) -> None:
     with suppress(ValueError):
         found = objective.warnings(config)
     for text in found:
-        print(f"{paint('warning:', '33', sys.stderr)} {pasteable(text)}", file=sys.stderr)
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    print(f"{paint('warning:', '33', sys.stderr)} {pasteable(text)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from gspo_hpc.config.schema import run_name
 from gspo_hpc.data import counting
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.inputs import read_text
-from gspo_hpc.starter.script import completed
+from gspo_hpc.starter.script import completed, is_given
 
 FILES = paths.PACKAGE / "starter" / "files"
 CONFIG, DATA, REWARD, TEST = "config.yaml", "train.jsonl", "reward.py", "test_reward.py"
@@ -29,6 +29,12 @@ _TABLES = {
     ".feather": "read_feather('{}')",
     ".xlsx": "read_excel('{}')",
 }
+# Options of convert, and what does the same in a project.
+_OPTIONS = {
+    "give --gpus N": "set cluster.nodes and cluster.gpus_per_node",
+    "give --rows N": "set run.max_steps",
+    "--from": "--project",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Project:
     files: tuple[Path, ...]
     converted: Converted | None  # where the config came from another project's file
     notes: tuple[str, ...]  # what the user should look at
+    warnings: tuple[str, ...] = ()  # what the conversion assumed, and what the plan of its config warns of
 
 
 def write(folder: Path, source: Path | None = None, *, project: str | None = None, cuda: bool = False) -> Project:
@@ -50,6 +57,7 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     row = _Row("prompt", ("answer",))
     texts: dict[str, str] = {}
     notes: list[str] = []
+    warnings: list[str] = []
     converted, own = None, None
     about = "This run learns to add numbers: replace its data and its reward with your own."
     if source is not None and source.suffix in counting.DATA_FILES:
@@ -61,10 +69,11 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
         try:
             converted = convert(script, project, None, None, source.parent, source.name)
         except ValueError as error:
-            raise ValueError(f"{source}: {str(error).replace('--from', '--project')}") from None
+            raise ValueError(f"{source}: {_as_settings(str(error))}") from None
         done = completed(converted, script, source, folder, DATA, f"{REWARD}:reward")
         texts[CONFIG], own = done.text, done.rewards
         notes += done.notes
+        warnings = [*(_as_settings(one) for one in converted.assumed if not is_given(one)), *done.warnings]
         if done.own_rows:
             texts[DATA] = _sums(done.own_rows)
         elif converted.project == "verl":  # its data files have one form, whatever they hold
@@ -86,7 +95,14 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     for name, text in texts.items():
         with (folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
-    return Project(tuple(folder / name for name in texts), converted, tuple(notes))
+    return Project(tuple(folder / name for name in texts), converted, tuple(notes), tuple(warnings))
+
+
+def _as_settings(text: str) -> str:
+    """Return a text of the converter that names no option which this command has not."""
+    for option, instead in _OPTIONS.items():
+        text = text.replace(option, instead)
+    return text
 
 
 @dataclass(frozen=True)

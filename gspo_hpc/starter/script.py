@@ -40,6 +40,7 @@ class Completed:
     rewards: Rewards | None  # None: those of the script are not known by name
     own_rows: int  # rows of the template's data that a rollout needs at least; 0 where the script names its own data
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]  # of the plan of this config
 
 
 def completed(converted: Converted, script: str, source: Path, folder: Path, data: str, function: str) -> Completed:
@@ -78,13 +79,16 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
         text.put("reward.functions", [{"function": function}], "that of the original is not known")
         notes.append("reward is that of this project, for the original's is not known")
     notes += _given(text)
+    warnings: list[str] = []
     try:
         notes += _repaired(text, folder)
-        prompts = int(make_plan(text.config()).quantities.get("num_rollout_prompts") or 1)
+        plan = make_plan(text.config())
+        prompts = int(plan.quantities.get("num_rollout_prompts") or 1)
+        warnings = [*(one.reason for one in plan.not_run), *plan.warnings]
     except ValueError as error:  # of a model whose config cannot be read
         notes.append(f"the sizes cannot be checked: {first_line(str(error))}")
         prompts = 1
-    return Completed(text.text, made, prompts if own_data else 0, tuple(notes))
+    return Completed(text.text, made, prompts if own_data else 0, tuple(notes), tuple(warnings))
 
 
 class Text:
@@ -192,6 +196,11 @@ def _given(text: Text) -> list[str]:
         else:
             notes.append(f"{needed} is not given: write it into the config")
     return notes
+
+
+def is_given(assumed: str) -> bool:
+    """Return whether a text asks for a setting that is written where a script does not give it."""
+    return any(f"set {key}" in assumed for key in _INSTEAD)
 
 
 def _repaired(text: Text, folder: Path) -> list[str]:

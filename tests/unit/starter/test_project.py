@@ -8,6 +8,7 @@ tests/run/test_starter.py trains one.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -331,3 +332,44 @@ def test_what_a_script_does_not_say_is_written_and_said(
     told = capsys.readouterr().out
     assert config.data.eval == "../data/x.parquet" and "data.eval: data/x.parquet is not there" in told
     assert "of the original is not known" in told or "the original gives none" in told
+
+
+ON_NODES = """#!/bin/bash
+srun --nodes=4 bash -c "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 \\
+ actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct actor_rollout_ref.actor.ppo_mini_batch_size=16 \\
+ actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=8 \\
+ trainer.nnodes=\\$SLURM_NNODES"
+"""
+UNSAID = """swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B-Instruct --num_generations 8 --dataset d.jsonl \\
+    --per_device_train_batch_size 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "words"),
+    [("run.sh", ON_NODES, []), ("my run.sh", SCRIPT, []), ("swift.sh", UNSAID, ["--project", "ms-swift"])],
+)
+def test_what_a_conversion_assumed_is_told_and_the_printed_command_runs(
+    name: str,
+    script: str,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).write_text(script)
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine", "--from", name, *words]) == 0
+    told = capsys.readouterr()
+    (printed,) = [line for line in told.out.splitlines() if " convert " in line]
+    assert main(shlex.split(printed)[shlex.split(printed).index("convert") :]) == 0
+    command = capsys.readouterr()
+    assert "Carried over:" in command.out
+    for line in command.err.splitlines():  # the plan of the config of init is another: its rules hold
+        if not line.startswith(("warning: the plan breaks", "warning: this fixes")) and "set batch.micro" not in line:
+            line = line.replace("give --gpus N", "set cluster.nodes and cluster.gpus_per_node")
+            line = line.replace("give --rows N", "set run.max_steps")
+            assert line in told.err
+    assert "--gpus" not in told.err and "--rows" not in told.err
+    if script == ON_NODES:
+        assert "$SLURM_NNODES" in told.err and "is not followed" in told.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the config, and print on standard error what needs a look; return the exit code."""
-    from gspo_hpc.cli.inputs import require_path
+    from gspo_hpc.cli.inputs import require_path, warn
     from gspo_hpc.importers.convert import convert
     from gspo_hpc.importers.inputs import read_text
-    from gspo_hpc.system.terminal import paint
 
     path = None if args.config == "-" else Path(args.config)
     if path is not None:
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         for title, items in (("where a size means something else", found.differs), ("not carried over", found.dropped)):
             print("\n".join([f"{title}:", *(f"  {item}" for item in items)]) if items else f"{title}: nothing")
     for line in warnings:
-        print(f"{paint('warning:', '33', sys.stderr)} {line}", file=sys.stderr)
+        warn(line)
     return 0
 
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the files, and print what comes next."""
     import shlex
 
-    from gspo_hpc.cli.inputs import require_path
+    from gspo_hpc.cli.inputs import require_path, warn
     from gspo_hpc.starter import project
     from gspo_hpc.system.terminal import program
 
@@ -43,9 +43,12 @@ def run(args: argparse.Namespace) -> int:
         print(path)
     for note in made.notes:
         print(f"note: {note}")
+    for warning in made.warnings:
+        warn(warning)
     if made.converted is not None:
+        own = shlex.join([str(args.source), *(["--from", args.project] if args.project else [])])
         print(f"{len(made.converted.carried)} arguments of {made.converted.project} are carried over; for the others:")
-        print(f"  {program()} convert {shlex.quote(str(args.source))} --out /dev/null")
+        print(f"  {program()} convert {own}")
     here = "" if args.folder == Path() else f"cd {shlex.quote(str(args.folder))} && "
     print(f"next: {here}{program()} plan {project.CONFIG}    then: {program()} train {project.CONFIG}")
     return DONE
