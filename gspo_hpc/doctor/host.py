@@ -253,9 +253,10 @@ def network(nodes: int, port: int = 0) -> Section:
 
 def judge_ports(section: Section, low: int, high: int) -> None:
     """Judge the range of ports that the kernel assigns."""
-    if high - low < _PORTS:
+    count = high - low + 1
+    if count < _PORTS:
         fix = "root: sysctl net.ipv4.ip_local_port_range='32768 60999'"
-        section.warn("ports", f"the kernel can assign only {high - low + 1} ports ({low} to {high})", fix)
+        section.warn("ports", f"the kernel can assign only {count} ports ({low} to {high})", fix)
     else:
         section.ok("ports", f"the kernel assigns ports from {low} to {high}; a run needs no fixed one")
 

@@ -37,7 +37,11 @@ _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
 _NAMED = 8  # nodes that are named where all of them answered
 _ENDED = re.compile(r"(?:task|tasks) [\d,-]+: (?:Exited|Terminated|Killed|Aborted|Segmentation)|STEP \S+ ON|Job step")
-_NEVER = re.compile(r"PartitionTimeLimit|BadConstraints|Assoc|QOS|Account|PartitionNodeLimit|PartitionConfig|Licenses")
+# Reasons of Slurm that lie in the job itself. Limits per user, account or group, and licenses, pass as other jobs end.
+_NEVER = re.compile(
+    r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|PerJob|PerNode|MaxMemPerLimit|QOSMin"
+    r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|DependencyNeverSatisfied|Reservation(Deleted|Invalid)"
+)
 
 
 @dataclass

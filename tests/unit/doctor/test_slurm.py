@@ -178,6 +178,11 @@ def test_what_slurm_would_not_do(
     assert found.state == "fail" and expected in found.finding and fix in found.fix, found
 
 
+def test_a_job_may_ask_for_all_the_time_that_a_partition_gives() -> None:
+    found = look(["slurm.partition=high", "slurm.time_minutes=1440"])["time limit"]
+    assert found.state == "ok" and "high allows 1440 min" in found.finding
+
+
 def test_nodes_that_are_away() -> None:
     nodes = (
         NODES.replace("n3|idle", "n3|drained").replace("|none\nn4", "|disk is bad\nn4").replace("n2|mixed", "n2|down*")
@@ -315,6 +320,15 @@ def test_the_odd_one_out() -> None:
     assert doctor_answers.differences(nodes[:2]) == []
 
 
+def test_a_fact_that_half_of_the_nodes_lack_has_no_usual_number() -> None:
+    """Two nodes that do not tell their GPU's clock, and two that tell different ones: none of the latter is usual."""
+    nodes = [answer("n1"), answer("n2"), answer("n3", clock=1410.0), answer("n4", clock=1980.0)]
+    assert doctor_answers.differences(nodes) == [
+        {"node": "n3", "fact": "clock", "value": "1410", "others": "nothing"},
+        {"node": "n4", "fact": "clock", "value": "1980", "others": "nothing"},
+    ]
+
+
 def test_memory_that_is_left_may_differ_by_a_quarter() -> None:
     """It changes while the nodes are asked; that of the machine does not."""
     for left, odd in ((52.0, False), (47.0, True)):
@@ -412,6 +426,10 @@ def test_two_findings_of_a_check_on_a_node_are_both_told() -> None:
             "bash: module: command not found",
         ),
         (
+            ["loading modules", "Fatal Python error: no encodings", "srun: error: n1: task 0: Exited with exit code 1"],
+            "Fatal Python error: no encodings",
+        ),
+        (
             ["srun: error: n1: task 1: Killed", "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 1 ***"],
             "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 1 ***",
         ),
@@ -438,16 +456,36 @@ def test_a_node_that_does_not_answer_is_not_waited_for_long(tmp_path: Path, monk
     assert told.state == "fail" and "no answer from n2" in told.finding and "slurm.exclude=n2" in told.fix
 
 
-@pytest.mark.parametrize(("reason", "state"), [("(Resources)", "warn"), ("(QOSMaxNodePerUserLimit)", "fail")])
+# As Slurm's job_state_reason.c writes them: limits that other jobs use up, and what no end of another job changes.
+PASSING = (
+    "Resources Priority Reservation Licenses ReqNodeNotAvail PartitionDown AssociationJobLimit QOSJobLimit "
+    "QOSResourceLimit QOSMaxJobsPerUserLimit QOSMaxNodePerUserLimit QOSMaxCpuPerUserLimit QOSMaxGRESPerUser "
+    "QOSMaxSubmitJobPerUserLimit QOSGrpNodeLimit QOSGrpGRES QOSGrpCPUMinutesLimit AssocGrpGRES AssocGrpJobsLimit "
+    "AssocGrpCpuLimit AssocMaxJobsLimit MaxGRESPerAccount MaxNodePerAccount MaxJobsPerAccount"
+)
+LASTING = (
+    "PartitionTimeLimit PartitionNodeLimit PartitionConfig BadConstraints QOSMaxNodePerJobLimit "
+    "QOSMaxWallDurationPerJobLimit QOSMaxGRESPerJob QOSMaxGRESPerNode QOSMaxCpuMinutesPerJobLimit "
+    "AssocMaxNodePerJobLimit AssocMaxWallDurationPerJobLimit AssocMaxCpuPerNode AssocMaxGRESPerJob QOSMinGRES "
+    "QOSMinCpuNotSatisfied MaxMemPerLimit InvalidAccount InvalidQOS AccountNotAllowed QOSNotAllowed "
+    "DependencyNeverSatisfied ReservationDeleted"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [(f"({one})", "warn") for one in PASSING.split()] + [(f"({one})", "fail") for one in LASTING.split()],
+)
 def test_a_job_that_would_never_start_is_a_failure(
     reason: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending = Job("7", "PENDING", reason, "", None, None, None, 0, "")
     monkeypatch.setattr(doctor_nodes.commands, "job", lambda job_id: pending)
     section = Section("nodes")
-    doctor_nodes._follow(doctor_nodes.Survey(2, "7"), 2, 0.1, tmp_path, section)
+    doctor_nodes._follow(doctor_nodes.Survey(2, "7"), 2, -1.0, tmp_path, section)
     (told,) = section.findings
     assert (told.state, reason.strip("()") in told.finding) == (state, True)
+    assert ("correct the section slurm" in told.fix) == (state == "fail")
 
 
 def run_nodes(folder: Path, count: int, environment: dict[int, dict[str, str]]) -> list[Answer]:

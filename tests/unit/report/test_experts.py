@@ -62,6 +62,14 @@ def test_shades_are_in_parts_of_an_even_share() -> None:
     assert (rows[1][1], rows[1][3]) == ("fill:var(--bad);opacity:1.00", "fill:var(--accent);opacity:0.55")
 
 
+@pytest.mark.parametrize("part", range(experts.STEPS))
+def test_twice_an_even_share_is_the_last_of_the_shades(part: int) -> None:
+    """Of two experts one has an odd number of sixteenths of the tokens, which is in the middle of a shade."""
+    tokens = 2 * part + 1
+    cells, _ = shown({0: [tokens, 16 - tokens]})
+    assert cells[min(cells)] == f"fill:var(--accent);opacity:{(part + 0.4) / experts.STEPS:.2f}"
+
+
 def test_the_legend_has_the_colours_of_the_cells() -> None:
     (figure,) = experts.figures(of({0: [1, 1]}))
     assert [(one.name, one.color) for one in figure.legend] == [
