@@ -14,6 +14,7 @@ from typing import Any
 from gspo_hpc.doctor import finding
 from gspo_hpc.doctor.finding import Finding, State
 from gspo_hpc.system.files import read_json
+from gspo_hpc.system.text import counted
 
 _ORDER: tuple[State, ...] = ("fail", "warn", "skip")
 _MOST_TEXTS = 3  # of nodes that say different things about a check
@@ -82,8 +83,9 @@ def merge(answers: Sequence[Answer]) -> list[Finding]:
     fine: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)  # by group and nodes
     lines: list[Finding] = []
     for (group, check), found in checks.items():
-        if all(one.state == "ok" for own in found.values() for one in own):
-            fine[group][tuple(found)] += 1
+        made = {node: own for node, own in found.items() if any(one.state != "skip" for one in own)}
+        if made and all(one.state in ("ok", "skip") for own in made.values() for one in own):
+            fine[group][tuple(made)] += 1
         for state in _ORDER:
             told = {node: [one for one in own if one.state == state] for node, own in found.items()}
             told = {node: own for node, own in told.items() if own}
@@ -112,16 +114,12 @@ def _where(nodes: Sequence[str], every: Sequence[str]) -> str:
     return f"all {len(every)}" if len(nodes) == len(every) > 1 else ", ".join(nodes)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count > 1)}"
-
-
 def _fine(number: int, nodes: Sequence[str], every: Sequence[str]) -> str:
     """Return that so many checks are ok on the nodes that made them."""
-    text = f"{_counted(number, 'check')} {'are' if number > 1 else 'is'} ok on"
+    text = f"{counted(number, 'check')} {'are' if number > 1 else 'is'} ok on"
     them = "them" if number > 1 else "it"
     if len(nodes) == len(every):
-        return f"{text} {_counted(len(every), 'node')}"
+        return f"{text} {counted(len(every), 'node')}"
     if len(nodes) == 1:
         return f"{text} {nodes[0]}, which alone makes {them}"
     return f"{text} the {len(nodes)} nodes that make {them}"
@@ -139,9 +137,7 @@ def difference_lines(found: Sequence[Mapping[str, str]], answers: Sequence[Answe
         yield Finding("nodes", fact, "fail" if fact in _MUST else "warn", f"{who}; the others: {others}", fix)
     same = {key for answer in answers for key in answer.facts} - {one["fact"] for one in found}
     if same and len(answers) > 1:
-        yield Finding(
-            "nodes", "alike", "ok", f"the same on {_counted(len(answers), 'node')}: {', '.join(sorted(same))}"
-        )
+        yield Finding("nodes", "alike", "ok", f"the same on {counted(len(answers), 'node')}: {', '.join(sorted(same))}")
 
 
 def _usual(values: Sequence[Any]) -> Any:

@@ -20,7 +20,7 @@ from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.doctor import sizes
 from gspo_hpc.doctor.finding import Section, gib
 from gspo_hpc.system import host_memory
-from gspo_hpc.system.text import GIB
+from gspo_hpc.system.text import GIB, counted
 
 _UNLIMITED = resource.RLIM_INFINITY
 # A rank has a few hundred files and threads: sockets to all others, shards of weights, engines, reward functions, W&B.
@@ -126,10 +126,6 @@ def judge_limits(section: Section, limits: Mapping[str, tuple[int, int]], needed
         section.warn("core files", f"a rank that crashes writes a core file {size} to disk", "ulimit -c 0")
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count > 1)}"
-
-
 def judge_clock(section: Section, skew: float, against: str) -> None:
     """Judge the seconds by which this clock is ahead of another."""
     text = f"this clock is {abs(skew):.2f} s {'ahead of' if skew > 0 else 'behind'} {against}"
@@ -197,15 +193,15 @@ def judge_cores(section: Section, config: Config, cores: int, *, in_job: bool) -
 
     In a job they are those of one task, with as many as the run asks for; elsewhere those of a machine with all ranks.
     """
-    text = f"there {'are' if cores > 1 else 'is'} {_counted(cores, 'core')}"
+    text = f"there {'are' if cores > 1 else 'is'} {counted(cores, 'core')}"
     needed = (cpus_per_task(config) or 1) if in_job else _busy(config)
     if cores >= needed:
-        section.ok("cores", _counted(cores, "core"))
+        section.ok("cores", counted(cores, "core"))
     elif in_job:
         fix = "slurm.exclusive=true, or other nodes (slurm.constraint): Slurm gave a task fewer cores than it asked for"
         section.warn("cores", f"{text} for a task, which asks for {needed}", fix)
     else:
-        ranks = _counted(config.cluster.gpus_per_node, "rank")
+        ranks = counted(config.cluster.gpus_per_node, "rank")
         who = f"{ranks} with {busy_processes(config)}" if config.cluster.platform == "cuda" else ranks
         text = f"{text}, and {needed} processes of a node are busy at the same time ({who})"
         section.warn("cores", text, _fewer(config, cores))

@@ -26,7 +26,7 @@ from gspo_hpc.launch.slurm import commands, srun, submit
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.files import make_private_dir, read_json, write_atomically
-from gspo_hpc.system.text import first_line
+from gspo_hpc.system.text import counted, first_line
 
 JOB_MINUTES = 5
 ANSWER_SECONDS = 200.0  # nodes must answer within this time once the job runs
@@ -151,7 +151,7 @@ def _available(config: Config, count: int, section: Section) -> int:
         return count
     away = [f"{node.name} is {node.state}" for node in nodes if not node.usable]
     why = f": {', '.join(away)}" if away else ", which has no more"
-    text = f"--nodes is {count}, but only {_nodes(len(usable))} of partition {name} can be used{why}"
+    text = f"--nodes is {count}, but only {counted(len(usable), 'node')} of partition {name} can be used{why}"
     fix = "scontrol show node NAME says why; root: scontrol update NodeName=NAME State=RESUME"
     if not away:
         fix = f"--nodes {len(usable)}, or a partition with more nodes (slurm.partition)"
@@ -190,7 +190,7 @@ def _run(
     path = folder / "job.sh"
     write_atomically(path, script(config, count, folder, groups=groups))
     found.job_id = commands.run(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
-    say(f"job {found.job_id} checks {_nodes(count)}")
+    say(f"job {found.job_id} checks {counted(count, 'node')}")
     try:
         _follow(found, count, wait, folder, section)
         if groups and found.answers:
@@ -232,7 +232,7 @@ def _follow(found: Survey, count: int, wait: float, folder: Path, section: Secti
         names = names if len(found.answers) <= _NAMED else f"all {len(found.answers)} nodes"
         section.ok("job", f"job {found.job_id}: {names} answered")
         return
-    who = ", ".join(found.unanswered) or f"any of {_nodes(count)}"
+    who = ", ".join(found.unanswered) or f"any of {counted(count, 'node')}"
     text = f"job {found.job_id}: no answer from {who}{_said(folder)}"
     fix = "correct slurm.setup, slurm.modules or slurm.python: the job must find this Python and this package"
     if found.answers:
@@ -254,7 +254,10 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str
     if path.name in os.listdir(folder):
         places: list[dict[str, Any]] = read_json(path)
         nodes = len({one["node"] for one in places})
-        section.ok("process groups", f"{len(places)} ranks on {_nodes(nodes)} joined them and summed over each")
+        section.ok(
+            "process groups",
+            f"{counted(len(places), 'rank')} on {counted(nodes, 'node')} joined them and summed over each",
+        )
         return places
     text = f"the ranks did not join their process groups within {GROUPS_SECONDS:.0f} s"
     fix = "slurm.environment: NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME picks the network"
@@ -303,7 +306,3 @@ def told(lines: Sequence[str]) -> str:
     slurms = [line for line in lines if re.match(r"(slurmstepd|srun|\w+): error: ", line) and line not in steps]
     others = [line for line in lines if line not in steps]
     return next(iter([*ours, *slurms, *others[-1:], *steps[-1:]]), "")
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count > 1)}"

@@ -178,9 +178,12 @@ def _judge_memory(plan: PlanBuilder) -> None:
 
 
 def _estimate(plan: PlanBuilder) -> Estimate | None:
-    """Return the memory that phases take; None where the layout is not whole, the GPU or the model not known."""
+    """Return the memory that phases take; None on a CPU, and where layout, GPU or model is not known."""
     cluster, arch = plan.config.cluster, plan.architecture
     known = cluster.gpu is not None or cluster.gpu_memory_gb is not None
+    if known and cluster.platform == "cpu":
+        plan.notes.append("cluster.platform is cpu, so the memory of a GPU is no limit, and no time is estimated.")
+        return None
     if not known or not all(registry.rules()[item.rule].estimable for item in plan.broken):
         return None
     from gspo_hpc.planning.estimates import devices, memory  # only here: plans for a CPU do without

@@ -49,6 +49,11 @@ def prefixed(value: float) -> tuple[float, str]:
     return value, ""
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things: 1 rank, 2 ranks."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def first_line(text: str) -> str:
     """Return the first line of a text that is not empty, without the blanks around it."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -105,6 +105,14 @@ def test_a_rank_that_fails_says_why_and_nothing_that_libraries_said(
     assert lines[-1].startswith("gspo-hpc: rank ") and lines[-1].endswith(" ended with exit code 1")
 
 
+def test_a_config_of_one_gpu_is_tried_on_a_cpu(model: Path, tmp_path: Path) -> None:
+    """The card that the config names has too little memory for a real run; here it is no limit."""
+    content = raw(model) | {"cluster": {"platform": "cpu", "gpu": "RTX4090", "gpu_memory_gb": 1, "threads_per_rank": 1}}
+    done = dry_run(tmp_path, content)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "1 rank joined its process groups and summed over each of them"
+
+
 def test_a_plan_that_is_refused_starts_nothing(model: Path, tmp_path: Path) -> None:
     done = dry_run(tmp_path, raw(model, tensor_model=4))
     assert done.returncode == 2 and "error: rule world_size_divides: " in done.stderr

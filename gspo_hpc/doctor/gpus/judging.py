@@ -89,7 +89,9 @@ def _each(section: Section, gpus: Sequence[Gpu], wanted: int | None) -> None:
         )
         fix = f"root: nvidia-smi -i {numbers} -mig 0; or use a partition with whole GPUs"
         several = wanted is not None and wanted > 1
-        text += f"; cluster.gpus_per_node is {wanted}" if several else ", so that a run can have one rank only"
+        text += (
+            f"; cluster.gpus_per_node is {wanted}" if several else ", so that a node can have one rank of a run only"
+        )
         section.add("fail" if several else "warn", "MIG", text, fix)
     elif gpus:
         section.ok("MIG", "MIG is off")
@@ -180,10 +182,15 @@ def _memory(section: Section, gpus: Sequence[Gpu], rank_bytes: int | None) -> No
     if rank_bytes is None:
         section.ok("memory", f"{gib(least)} each")
         return
-    owner = "the MIG slice" if least in own else "the GPU"
+    sliced = least in own
+    owner = "the MIG slice" if sliced else "the GPU"
     text = f"a rank needs {gib(rank_bytes)} for weights, gradients and optimizer state; {owner} has {gib(least)}"
     fix = (
-        "raise parallel.tensor_model_parallel_size, or set optimizer.distributed=true or memory.offload_optimizer=true"
+        "request a larger slice or a whole GPU, or set memory.offload_optimizer=true, or optimizer.distributed=true on "
+        "several nodes"
+        if sliced  # of which a node has one rank, and layers are not cut across nodes
+        else "raise parallel.tensor_model_parallel_size, or set optimizer.distributed=true or "
+        "memory.offload_optimizer=true"
     )
     if rank_bytes > least:
         section.fail("memory", text, fix)

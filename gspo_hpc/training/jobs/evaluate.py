@@ -93,7 +93,7 @@ def lack_of_memory(config: Config) -> str | None:
     It is no error: the GPU that is here may be another one.
     """
     arch = architecture.find(config)
-    device = devices.card(config.cluster)
+    device = devices.card(config.cluster) if config.cluster.platform == "cuda" else None
     if arch is None or device is None:
         return None
     found = memory.of_evaluation(arch, config, device)

@@ -281,6 +281,7 @@ def test_the_command_that_evaluates_takes_what_is_planned(
         ("qwen2.5_7b_tp2", [], None),
         ("qwen3_30b_a3b_ep8", [], None),
         ("qwen3_30b_a3b_ep8", ["cluster.gpu=A100-40GB"], "takes "),
+        ("qwen3_30b_a3b_ep8", ["cluster.gpu=A100-40GB", "cluster.platform=cpu"], None),
         ("tiny_cpu", [], None),
     ],
 )

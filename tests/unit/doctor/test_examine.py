@@ -354,7 +354,12 @@ def test_a_port_that_is_taken() -> None:
 
 def test_few_ports() -> None:
     """A thousand are enough."""
-    for low, high, state in ((32768, 60999, "ok"), (60000, 60999, "ok"), (60000, 60998, "warn"), (60000, 60500, "warn")):
+    for low, high, state in (
+        (32768, 60999, "ok"),
+        (60000, 60999, "ok"),
+        (60000, 60998, "warn"),
+        (60000, 60500, "warn"),
+    ):
         section = Section("network")
         doctor_host.judge_ports(section, low, high)
         assert one(section).state == state

@@ -219,6 +219,9 @@ def test_what_mig_means_depends_on_the_number_of_ranks(wanted: int | None, state
     mig = judged(cut(10 << 30, count=2), wanted)["MIG"]
     assert mig.state == state and "no NVLink or peer-to-peer access" in mig.finding and "Duplicate GPU" in mig.finding
     assert "GPUs 0, 1 (2 slices of 10.0 GiB)" in mig.finding
+    assert ("a node can have one rank of a run only" in mig.finding) == (state == "warn"), (
+        "a run of more nodes has more"
+    )
 
 
 def test_with_mig_a_rank_has_the_memory_of_a_slice() -> None:
@@ -226,6 +229,9 @@ def test_with_mig_a_rank_has_the_memory_of_a_slice() -> None:
     assert judged(linked(1, []), 1, need)["memory"].state == "ok"
     small = judged(cut(10 << 30), 1, need)["memory"]
     assert small.state == "fail" and "the MIG slice has 10.0 GiB" in small.finding
+    assert "a larger slice" in small.fix and "tensor_model" not in small.fix, "which needs more ranks on the node"
+    whole = judged(linked(1, []), 1, 90 << 30)["memory"]
+    assert whole.state == "fail" and "tensor_model_parallel_size" in whole.fix and "slice" not in whole.fix
     assert judged(cut(40 << 30), 1, need)["memory"].state == "ok"
     unknown = judged(cut(None), 1, need)["memory"]
     assert unknown.state == "skip" and "one MIG slice" in unknown.finding

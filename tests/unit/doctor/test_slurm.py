@@ -382,8 +382,11 @@ def test_what_nodes_did_not_check_is_not_ok() -> None:
     assert found == [
         ("host: check 0", "skip", "all 2: text 0"),
         ("host: check 1", "skip", "n1: text 1"),
-        ("host", "ok", "1 check is ok on 2 nodes"),
+        ("host", "ok", "1 check is ok on 2 nodes; 1 check is ok on n2, which alone makes it"),
     ]
+    three = lines_of(at("n1", "skip"), at("n2", "ok"), at("n3", "ok"))
+    assert three[1:] == [("host", "ok", "1 check is ok on the 2 nodes that make it")]
+    assert lines_of(at("n1", "skip"), at("n2", "warn"), at("n3", "ok"))[2:] == [], "one that made it found it otherwise"
 
 
 def test_a_check_is_ok_on_the_nodes_that_made_it() -> None:

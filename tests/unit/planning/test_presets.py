@@ -50,6 +50,14 @@ def test_it_is_valid_and_nothing_is_missing(path: Path, monkeypatch: pytest.Monk
     assert f"#SBATCH --nodes={config.cluster.nodes}\n" in script and f"--job-name={path.stem}\n" in script
 
 
+@large_by_name
+def test_its_layout_can_be_tried_on_cpus(path: Path) -> None:
+    """`train --dry-run` advises it where there are no GPUs: the memory of those that the config names is no limit."""
+    plan = make_plan(loader.load(path, ["cluster.platform=cpu"]))
+    assert plan.broken == () and plan.not_run == () and plan.memory is None
+    assert any("the memory of a GPU is no limit" in note for note in plan.notes)
+
+
 def test_there_is_one_for_each_usual_layout() -> None:
     stems = {path.stem for path in LARGE}
     for model, layout in (

@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(found, int):
         return found
     from gspo_hpc.cli.pages import ranks, render
+    from gspo_hpc.system.text import counted
 
     render.show(ranks.places(found))
-    print(f"{len(found)} ranks joined their process groups and summed over each of them")
+    their = "its" if len(found) == 1 else "their"
+    print(f"{counted(len(found), 'rank')} joined {their} process groups and summed over each of them")
     return DONE
