@@ -109,7 +109,10 @@ def verify(path: Path, part: int = 0, parts: int = 1) -> list[str]:
         return [f"{MANIFEST} is missing"]
     if (path / COMMITTED).read_bytes() != _hash(path / MANIFEST).encode() + b"\n":
         return [f"{MANIFEST} or {COMMITTED} was changed"]
-    files: dict[str, Entry] = read_json(path / MANIFEST)["files"]
+    try:
+        files = _entries(path)
+    except ValueError as error:  # the hash is right, so whoever committed it wrote this
+        return [str(error)]
 
     def check(name: str) -> str | None:
         file, entry = path / name, files[name]
@@ -125,9 +128,25 @@ def verify(path: Path, part: int = 0, parts: int = 1) -> list[str]:
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """Return what :func:`commit` got as `extra`."""
-    extra: dict[str, Any] = read_json(path / MANIFEST)["extra"]
+    """Return what :func:`commit` got as `extra`. Raises ValueError for a manifest that has none."""
+    manifest = read_json(path / MANIFEST)
+    extra = manifest.get("extra") if isinstance(manifest, dict) else None
+    if not isinstance(extra, dict):
+        raise ValueError(f"{path / MANIFEST} has no mapping `extra`: no run of this package wrote it")
     return extra
+
+
+def _entries(path: Path) -> dict[str, Entry]:
+    """Return size and hash of each file, as the manifest has them. Raises ValueError for other content."""
+    manifest = read_json(path / MANIFEST)
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise ValueError(f"{MANIFEST} lists no files")
+    for name, entry in files.items():
+        told = isinstance(entry, dict) and type(entry.get("size")) is int and isinstance(entry.get("sha256"), str)
+        if not told:
+            raise ValueError(f"{MANIFEST} has no size and SHA-256 of {name}")
+    return files
 
 
 def newest_whole(

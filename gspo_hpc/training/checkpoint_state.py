@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.system.files import Entry, write_atomically
+from gspo_hpc.system.text import shortened
 from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
@@ -98,6 +100,17 @@ class CheckpointState:
 def read_cursor(checkpoint: Path) -> Cursor:
     """Return the position that a committed checkpoint holds; ValueError, with the file's name, for other content."""
     return _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
+
+
+def read_layout(checkpoint: Path) -> dict[str, int]:
+    """Return how the ranks that wrote a committed checkpoint shared the model; ValueError where it does not say so."""
+    layout = commit.read_extra(checkpoint).get("layout")
+    if not isinstance(layout, dict) or not layout or not all(type(size) is int for size in layout.values()):
+        raise ValueError(
+            f"{checkpoint / commit.MANIFEST} does not say with which layout it was written (extra.layout is "
+            f"{shortened(json.dumps(layout), 80)}); move {checkpoint} away to resume from the checkpoint before it"
+        )
+    return layout
 
 
 def _sampled_by(raw: Mapping[str, Any]) -> dict[int, SampledBy]:

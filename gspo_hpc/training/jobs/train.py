@@ -54,7 +54,7 @@ from gspo_hpc.training.bringup import (
     set_threads,
     start_rollout_worker,
 )
-from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerWake
@@ -246,7 +246,7 @@ class TrainingJob:
         weights = AdaptiveWeights.first(objective.resolve(config.algorithm))
         if whole is None:
             return policy, reference, Progress(evaluated=logged >= 0, weights=weights)
-        if (before := commit.read_extra(whole)["layout"]) != config.layout:
+        if (before := read_layout(whole)) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole, moving(reference, config))
         state = CheckpointState.read(whole, ranks.exchange)

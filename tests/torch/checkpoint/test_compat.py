@@ -5,6 +5,7 @@ And a checkpoint of torch's layers is loaded into Transformer Engine's, which ke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 
-from gspo_hpc.checkpoint import compat
+from gspo_hpc.checkpoint import compat, index
 from tests.sources import missing, require_checked
 
 MEGATRON = ("0.16.1", "0.19.2")
@@ -114,6 +115,26 @@ def test_layers_with_and_without_an_object_beside_their_weights_load_each_others
     loaded = compat.load(state_of(0.0, here), shards)
     assert torch.equal(loaded["layer.weight"], torch.full((4, 3), 2.0))
     assert loaded.get("layer._extra_state") == here
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.distcp", "../__0_0.distcp", "/tmp/x.distcp", "a/b.distcp", "..", "", "x.pt", "__0_0.distcp\n"]
+)
+def test_an_index_names_files_of_its_own_folder_only(name: str, alone: dist.ProcessGroup, tmp_path: Path) -> None:
+    """An index that somebody hands over cannot make a rank read another file."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    compat.prepare(state_of(2.0, None), shards, alone, {})()
+    path = shards / index.NAME
+    content = json.loads(path.read_text())
+    assert index.read(shards).state_dict_metadata.keys() == content["tensors"].keys()
+    for tensor in content["tensors"].values():
+        for piece in tensor["pieces"]:
+            piece[2] = name
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="is no name of a shard") as error:
+        index.read(shards)
+    assert str(path) in str(error.value)
 
 
 def test_a_file_that_ends_too_early_has_a_reason(tmp_path: Path) -> None:

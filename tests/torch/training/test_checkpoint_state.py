@@ -20,11 +20,12 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
+from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import sync
 from gspo_hpc.training.agreement.gap import Baseline, Gap, excess
 from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
-from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.sync import EngineWeights, Synced
 from tests.torch.exchange.ranks import on_ranks
@@ -46,6 +47,24 @@ def written(folder: Path, ranks: int, groups: list[Group]) -> list[str]:
             assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             names.append(name)
     return names
+
+
+@pytest.mark.parametrize("extra", [{}, {"layout": None}, {"layout": {}}, {"layout": {"ranks": "two"}}, {"layout": [2]}])
+def test_a_manifest_without_the_layout_is_refused_in_words(extra: dict[str, Any], tmp_path: Path) -> None:
+    staging = commit.begin(tmp_path, 3)
+    (staging / "shard").write_bytes(b"weights")
+    whole = commit.commit(staging, 3, extra)
+    assert commit.verify(whole) == []
+    with pytest.raises(ValueError, match="does not say with which layout") as error:
+        read_layout(whole)
+    assert str(whole / commit.MANIFEST) in str(error.value) and f"move {whole} away" in str(error.value)
+
+
+def test_the_layout_is_that_of_the_ranks_that_wrote(tmp_path: Path) -> None:
+    staging = commit.begin(tmp_path, 3)
+    (staging / "shard").write_bytes(b"weights")
+    config = from_dict({"cluster": {"platform": "cpu", "gpus_per_node": 2}})
+    assert read_layout(commit.commit(staging, 3, {"layout": config.layout})) == config.layout
 
 
 @pytest.mark.parametrize("readers", [1, 2, 5])

@@ -22,6 +22,7 @@ from gspo_hpc.runs.commit import (
     commit,
     list_committed,
     newest_whole,
+    read_extra,
     retain,
     staging_path,
     verify,
@@ -205,6 +206,40 @@ def test_processes_that_share_the_work_read_about_equally_much(tmp_path: Path, m
     for part, sizes in enumerate(([20, 8000], [10, 7000])):
         read.clear()
         assert verify(path, part, 2) == [] and sorted(read) == sizes
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda manifest: manifest.pop("files"), "lists no files"),
+        (lambda manifest: manifest.update(files=[]), "lists no files"),
+        (lambda manifest: manifest.update(files={"cursor.json": None}), "no size and SHA-256 of cursor.json"),
+        (lambda manifest: manifest["files"]["cursor.json"].pop("size"), "no size and SHA-256 of cursor.json"),
+        (lambda manifest: manifest["files"]["cursor.json"].pop("sha256"), "no size and SHA-256 of cursor.json"),
+    ],
+)
+def test_a_manifest_of_another_form_is_damage(tmp_path: Path, change: Callable[[Any], object], told: str) -> None:
+    """Its hash is that of COMMITTED, so it is as whoever committed it wrote it."""
+    older, newer = save(tmp_path, 10), save(tmp_path, 20)
+    manifest = json.loads((newer / "MANIFEST.json").read_text())
+    change(manifest)
+    seal(newer, json.dumps(manifest))
+    best, remarks = newest_whole(tmp_path)
+    assert best == older and len(remarks) == 1 and told in remarks[0]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"extra": null}', '{"extra": []}', "not JSON"])
+def test_a_manifest_without_extra_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    seal(path := save(tmp_path, 10), text)
+    assert any("MANIFEST.json" in problem for problem in verify(path))
+    with pytest.raises(ValueError, match=r"MANIFEST\.json"):
+        read_extra(path)
+
+
+def seal(checkpoint: Path, manifest: str) -> None:
+    """Give a checkpoint another manifest, with its hash."""
+    (checkpoint / "MANIFEST.json").write_text(manifest)
+    (checkpoint / "COMMITTED").write_text(hashlib.sha256(manifest.encode()).hexdigest() + "\n")
 
 
 def test_the_damaged_one_is_put_aside_and_does_not_count(tmp_path: Path) -> None:
