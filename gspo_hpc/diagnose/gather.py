@@ -48,6 +48,7 @@ class Target:
     measured: float | None
     target: float
     above: bool  # whether it should be above the target, not below
+    lacking: str | None = None  # what it takes to measure it, where the run has steps enough
 
     @property
     def met(self) -> bool | None:
@@ -81,7 +82,8 @@ class Diagnosis:
             "problems": self.problems,
             "symptoms": [symptom.to_json() for symptom in self.symptoms],
             "targets": {
-                one.name: {"measured": one.measured, "target": one.target, "met": one.met} for one in self.targets
+                one.name: {"measured": one.measured, "target": one.target, "met": one.met, "lacking": one.lacking}
+                for one in self.targets
             },
         }
 
@@ -97,7 +99,7 @@ def diagnose(path: Path) -> Diagnosis:
             COMMUNICATION,
             above=False,
         ),
-        Target("gradient_variance", _gradient_variance(evidence), GRADIENT_VARIANCE, above=False),
+        _gradient_variance(evidence),
     )
     return Diagnosis(evidence, max_steps, tuple(registry.find(evidence)), targets)
 
@@ -139,14 +141,27 @@ def _typical(evidence: Evidence, key: str) -> float | None:
     return middle(points) if len(points) >= ENOUGH else None
 
 
-def _gradient_variance(evidence: Evidence) -> float | None:
-    """Return the mean square of a gradient's elements, which are near zero on average; None for an unknown model."""
-    points = evidence.points("grad_norm", evidence.computed)
-    arch = architecture.find(evidence.config) if len(points) >= ENOUGH else None
-    if arch is None:
-        return None
-    count = adapters.of_model(arch, evidence.config) or parameters.parameters(arch)  # of what is trained
-    return middle(points) ** 2 / count
+def _gradient_variance(evidence: Evidence) -> Target:
+    """Return the mean square of a gradient's elements, which are near zero on average."""
+    points, config = evidence.points("grad_norm", evidence.computed), evidence.config
+    measured, lacking = None, None
+    if len(points) >= ENOUGH:
+        arch, path = architecture.find(config), config.model.path
+        if arch is not None:
+            count = adapters.of_model(arch, config) or parameters.parameters(arch)  # of what is trained
+            measured = middle(points) ** 2 / count
+        elif path is None:
+            lacking = "the run's config does not name its model"
+        elif (Path(path) / "config.json").is_file():
+            lacking = f"{path}/config.json does not give the sizes of the model"
+        elif os.path.isabs(path):
+            lacking = f"model.path {path} is not on this machine, so the number of parameters is not known"
+        else:
+            lacking = (
+                f"model.path {path} is not found from here, so the number of parameters is not known; give this "
+                "command in the folder in which the run was started"
+            )
+    return Target("gradient_variance", measured, GRADIENT_VARIANCE, above=False, lacking=lacking)
 
 
 def _nearest(path: Path) -> str:

@@ -55,7 +55,10 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         for target in found.targets
         if target.measured is not None
     ]
-    if rows:
+    lacking = [target for target in found.targets if target.lacking is not None]
+    if rows or lacking:
         yield ""
         yield text(("targets", "bold"))
+    if rows:
         yield grid(rows, "lrl")
+    yield from (item(f"  {target.name}  ", f"not measured: {target.lacking}") for target in lacking)

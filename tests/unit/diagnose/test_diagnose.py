@@ -20,6 +20,7 @@ from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
 from gspo_hpc.diagnose import gather
 from gspo_hpc.diagnose.registry import Symptom
+from gspo_hpc.models import catalog
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
 from tests.unit.diagnose.test_symptoms import CASES, CONFIG, healthy
 
@@ -369,7 +370,7 @@ def test_page_json_and_exit_code(make: Make, capsys: pytest.CaptureFixture[str])
         "resumable",
         "new_run",
     }
-    assert told["targets"]["device_use"] == {"measured": 0.9, "target": 0.8, "met": True}
+    assert told["targets"]["device_use"] == {"measured": 0.9, "target": 0.8, "met": True, "lacking": None}
     assert [one["severity"] for one in told["symptoms"]] == sorted(one["severity"] for one in told["symptoms"])
 
 
@@ -543,6 +544,35 @@ def test_the_variance_of_gradients_is_a_target(model: str, make: Make, capsys: p
     if known:
         norms = sorted(record["grad_norm"] for record in run.read_metrics())
         assert norms[0] ** 2 <= told["measured"] * 8_190_735_360 <= norms[-1] ** 2
+    else:
+        assert "model.path models/of-nobody is not found from here" in told["lacking"]
+
+
+def test_a_target_that_lacks_the_model_says_so(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The path of a model is from where the run was started."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / "small").mkdir(parents=True)
+    elsewhere.mkdir()
+    (home / "small" / "config.json").write_text(json.dumps(catalog.content("Qwen3-8B")))
+    run = make(model={"path": "small"})
+    monkeypatch.chdir(home)
+    main(["diagnose", str(run.path)])
+    here = " ".join(capsys.readouterr().out.split())
+    assert "gradient_variance" in here and "below 0.0001" in here and "not measured" not in here
+    monkeypatch.chdir(elsewhere)
+    main(["diagnose", str(run.path)])
+    away = " ".join(capsys.readouterr().out.split())
+    assert "gradient_variance not measured: model.path small is not found from here" in away
+    assert "in the folder in which the run was started" in away
+    (elsewhere / "small").mkdir()
+    (elsewhere / "small" / "config.json").write_text("{}")
+    main(["diagnose", str(run.path)])
+    assert "small/config.json does not give the sizes" in " ".join(capsys.readouterr().out.split())
+    young = make(2, name="young", model={"path": "nowhere"})
+    main(["diagnose", str(young.path)])
+    assert "not measured" not in capsys.readouterr().out, "too few steps to judge anything"
 
 
 def test_failures_of_reward_functions_come_from_the_console_or_from_samples(make: Make) -> None:
