@@ -43,5 +43,5 @@ def lost_what_it_learnt(run: Evidence) -> Finding | None:
         (found.worry, found.numbers),
         "the reward pays for something else than right answers, or updates are too large and the policy collapsed",
         (f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
-        ("samples.jsonl: see what earns the reward", "gspo-hpc export RUN --step N: an earlier checkpoint"),
+        ("samples.jsonl: see what earns the reward", "gspo-hpc export RUN --step N --out DIR: an earlier checkpoint"),
     )

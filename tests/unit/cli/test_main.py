@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import os
@@ -16,7 +17,8 @@ import pytest
 from gspo_hpc import __version__
 from gspo_hpc.cli import commands
 from gspo_hpc.cli.main import main
-from gspo_hpc.cli.parser import COMMANDS, FOLDERS
+from gspo_hpc.cli.parser import COMMANDS, FOLDERS, parser_of
+from gspo_hpc.config import paths
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.runs.directory import open_run
 
@@ -343,3 +345,30 @@ def test_words_that_mean_nothing_are_an_object_too(words: list[str], capsys: pyt
     assert line.startswith("gspo-hpc plan: ") and told.err.splitlines()[0] == line and "usage:" in told.err
     assert main([word for word in words if word != "--json"]) == 2
     assert capsys.readouterr().out == ""
+
+
+# A command as messages give it whole: with a word that stands for something, and what follows.
+NAMED = re.compile(r"gspo-hpc ([a-z]+)( [A-Z]{2,}(?: (?:[A-Z]{2,}|N|--?[a-z][\w-]*))*)")
+
+
+def named_commands() -> list[str]:
+    """Return the commands in texts of the package that have arguments, as they stand there."""
+    found = set()
+    for path in paths.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {match.group() for match in NAMED.finditer(" ".join(node.value.split()))}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("named", named_commands())
+def test_a_command_that_a_message_names_has_all_that_it_needs(named: str) -> None:
+    match = NAMED.fullmatch(named)
+    assert match is not None
+    words = ["3" if word == "N" else word for word in match[2].split()]
+    parsed, over = parser_of(match[1]).parse_known_intermixed_args(words)
+    assert over == [] and parsed is not None
+
+
+def test_messages_name_commands() -> None:
+    assert {"gspo-hpc logs RUN --errors", "gspo-hpc export RUN --step N --out DIR"} <= set(named_commands())
