@@ -49,7 +49,7 @@ def test_a_stop_of_any_rank_is_heeded_before_a_pass_with_which_communication_ove
     monkeypatch.setattr(passes, "any_rank", lambda flag, device: True)  # another rank was told
     config = from_dict({"parallel": parallel, "run": {"deterministic": deterministic}})
     policy: Any = SimpleNamespace(
-        config=config, ranks=SimpleNamespace(device=None), routing=SimpleNamespace(begin=begin)
+        config=config, has_adapters=False, ranks=SimpleNamespace(device=None), routing=SimpleNamespace(begin=begin)
     )
     monkeypatch.setattr(passes, "_forward_flops", lambda *a: 0)
     batch: Any = SimpleNamespace(keys=[()], tokens=SimpleNamespace(numel=lambda: 1))

@@ -49,7 +49,7 @@ def test_the_swap_goes_through_page_locked_memory_and_waits_once(monkeypatch: py
     weights = [one.clone().as_subclass(OnGpu) for one in first]
     policy: Any = SimpleNamespace(
         trained_parameters=lambda: iter(weights),
-        has_adapters=False,
+        config=from_dict({}),
         settle=lambda: None,
         before_change=lambda: None,
     )
@@ -83,7 +83,7 @@ def test_a_refresh_moves_the_weights_towards_the_policys(share: float) -> None:
     events: list[str] = []
     policy: Any = SimpleNamespace(
         trained_parameters=lambda: iter(weights),
-        has_adapters=False,
+        config=from_dict({}),
         settle=lambda: events.append("settle"),
         before_change=lambda: events.append(f"saved {made.weights[0].tolist()}"),
     )
@@ -111,8 +111,9 @@ def test_the_start_of_adapters_is_the_model_without_them(monkeypatch: pytest.Mon
     def policy(interval: int) -> Any:
         return SimpleNamespace(
             trained_parameters=lambda: iter([torch.nn.Parameter(torch.ones(2))]),
-            has_adapters=True,
-            config=from_dict({"algorithm": {"kl_beta": 0.04, "reference_interval": interval}}),
+            config=from_dict(
+                {"adapter": {"type": "lora"}, "algorithm": {"kl_beta": 0.04, "reference_interval": interval}}
+            ),
             settle=lambda: None,
             without_adapters=without_adapters,
         )
