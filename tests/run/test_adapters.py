@@ -126,7 +126,7 @@ def test_exports_are_what_transformers_and_peft_load(finished: Path, base: Path,
 
 
 def evaluated(target: Path, *more: str) -> dict[str, float]:
-    """What `gspo-hpc eval` says of a run or of a model's folder."""
+    """Return the scores that `gspo-hpc eval` prints of a run or of a model's folder."""
     line = [sys.executable, "-m", "gspo_hpc", "eval", str(target), "--json", *more]
     done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -177,7 +177,7 @@ def test_a_run_that_begins_with_adapters_resumes_from_the_same_alone(
 
 
 def converted(*arguments: object) -> Path:
-    """What `tools/convert_checkpoint.py` writes."""
+    """Return the files that `tools/convert_checkpoint.py` writes."""
     tool = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
     line = [sys.executable, str(tool), *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)

@@ -65,7 +65,7 @@ def judge(completions, *, prompt, fields, file):
 
 
 def whole_groups(asked: Path) -> dict[str, list[float]]:
-    """What the judge said, by prompt, without the trial before the run, which has groups of two."""
+    """Return the judge's answers by prompt, without the trial before the run, which has groups of two."""
     lines = [json.loads(line) for line in asked.read_text().splitlines()]
     return {prompt: scores for prompt, scores in lines if len(scores) == 8}
 

@@ -64,7 +64,7 @@ def test_shades_are_in_parts_of_an_even_share() -> None:
 
 @pytest.mark.parametrize("part", range(experts.STEPS))
 def test_twice_an_even_share_is_the_last_of_the_shades(part: int) -> None:
-    """Of two experts one has an odd number of sixteenths of the tokens, which is in the middle of a shade."""
+    """One of two experts has an odd number of sixteenths of the tokens, which is in the middle of a shade."""
     tokens = 2 * part + 1
     cells, _ = shown({0: [tokens, 16 - tokens]})
     assert cells[min(cells)] == f"fill:var(--accent);opacity:{(part + 0.4) / experts.STEPS:.2f}"
