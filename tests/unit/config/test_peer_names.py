@@ -80,7 +80,7 @@ def _tables() -> Iterator[tuple[str, str]]:
     for path in sorted(Path(importers.__file__).parent.glob("arguments/*.yaml")):
         for name, value in yaml.safe_load(path.read_text()).items():
             key = value.get("key") if isinstance(value, dict) else value
-            if key in keys():
+            if isinstance(key, str) and key in keys():  # a list has the names below a pattern
                 yield name, key
 
 
