@@ -37,11 +37,6 @@ _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
 _NAMED = 8  # nodes that are named where all of them answered
 _ENDED = re.compile(r"(?:task|tasks) [\d,-]+: (?:Exited|Terminated|Killed|Aborted|Segmentation)|STEP \S+ ON|Job step")
-# Reasons of Slurm that lie in the job itself. Limits per user, account or group, and licenses, pass as other jobs end.
-_NEVER = re.compile(
-    r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|PerJob|PerNode|MaxMemPerLimit|QOSMin"
-    r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|DependencyNeverSatisfied|Reservation(Deleted|Invalid)"
-)
 
 
 @dataclass
@@ -271,7 +266,7 @@ def _follow_groups(job_id: str, folder: Path, section: Section) -> list[dict[str
 def _add_waited(section: Section, job: Job, wait: float) -> None:
     reason = job.reason.strip("()") or "unknown"
     text = f"job {job.id} did not start within {wait:.0f} s ({reason}) and was cancelled, so no node was checked"
-    if _NEVER.search(reason):
+    if job.never_starts:
         section.fail("job", text, f"correct the section slurm: with the reason {reason} the job would never start")
     else:
         section.warn("job", text, "try again when nodes are free, with a longer --wait, or with fewer --nodes")

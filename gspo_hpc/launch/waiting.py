@@ -32,9 +32,14 @@ def in_queue(job: Job, now: float) -> str:
     plain = job.reason.split(",")[0]
     if not plain or plain == "None":
         text = "Slurm to look at it"
+    elif plain in _SLURM:
+        text = _SLURM[plain].format(id=job.id)
+    elif job.never_starts:
+        text = f"what does not come by itself ({plain}): cancel it, correct the section slurm, and submit again"
+    elif plain.startswith(_LIMITS):
+        text = f"a limit of your account or QOS to allow it ({plain})"
     else:
-        limit = f"a limit of your account or QOS to allow it ({plain})" if plain.startswith(_LIMITS) else ""
-        text = limit or _SLURM.get(plain, f"Slurm ({job.reason})").format(id=job.id)
+        text = f"Slurm ({job.reason})"
     if job.start_time is not None and job.start_time > now:
         text += f"; Slurm expects it to start in {duration(job.start_time - now)}"
     return text

@@ -33,6 +33,13 @@ class SlurmError(RuntimeError):
     """A failure of a Slurm command; the text is what the command printed."""
 
 
+# Reasons that lie in the job itself. Limits per user, account or group, and licenses, pass as other jobs end.
+_LASTING = re.compile(
+    r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|PerJob|PerNode|MaxMemPerLimit|QOSMin"
+    r"|Invalid(Account|QOS)|(Account|QOS)NotAllowed|DependencyNeverSatisfied|Reservation(Deleted|Invalid)"
+)
+
+
 @dataclass(frozen=True)
 class Job:
     """The state of a job, as ``scontrol show job`` prints it. Times are seconds since the epoch."""
@@ -51,6 +58,11 @@ class Job:
     def active(self) -> bool:
         """True if the job runs or will run."""
         return self.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
+
+    @property
+    def never_starts(self) -> bool:
+        """True if the job is pending for a reason that no other job's end takes away."""
+        return self.state == "PENDING" and _LASTING.search(self.reason) is not None
 
 
 def job(job_id: str, patience: float = 60.0) -> Job | None:

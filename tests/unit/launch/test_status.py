@@ -341,6 +341,8 @@ def test_what_a_running_run_waits_for(run: RunDir, capsys: pytest.CaptureFixture
     [
         ("Resources", "nodes that are free; Slurm expects it to start in 2m00s"),
         ("QOSMaxGRESPerUser", "a limit of your account or QOS to allow it (QOSMaxGRESPerUser); Slurm"),
+        ("QOSMaxCpuPerJobLimit", "what does not come by itself (QOSMaxCpuPerJobLimit): cancel it, correct"),
+        ("PartitionTimeLimit", "a time limit that its partition allows"),
         ("JobHeldUser", "its release: scontrol release 7"),
         ("ReqNodeNotAvail,_UnavailableNodes:n3", "nodes that are down, drained or reserved"),
         ("SomethingNew", "Slurm (SomethingNew)"),
