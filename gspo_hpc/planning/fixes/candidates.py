@@ -202,9 +202,12 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
 
 
 def _most_gpus(config: Config) -> int:
-    """Return the GPUs of the largest node that is worth proposing: boards have 8, racks of GB200 and GB300 72."""
+    """Return the GPUs of the largest node that is worth proposing: boards have 8, racks of GB200 and GB300 72.
+
+    Where it is not known which GPUs there are, any number is.
+    """
     cluster = config.cluster
-    if cluster.platform != "cuda" or _RACK.search(cluster.gpu or ""):
+    if cluster.platform != "cuda" or cluster.gpu is None or _RACK.search(cluster.gpu):
         return MOST_GPUS_PER_NODE
     return max(8, cluster.gpus_per_node)
 
