@@ -74,8 +74,7 @@ def are_right(table: GroupTable, config: Config) -> list[bool]:
 
     That is the reward function `eval.reward` (default: the first). Whether another one failed does not matter.
     """
-    parts = table.reward_parts[:, _deciding(table, config)]
-    return [bool(value > 0.5) for value in parts.sum(axis=1)] if parts.size else [False] * len(table)
+    return [bool((row > 0.5).any()) for row in table.reward_parts[:, _deciding(table, config)]]
 
 
 def are_graded(table: GroupTable, config: Config) -> list[bool]:
