@@ -75,7 +75,7 @@ def find(
     """The best layouts first, at most `limit`; none where nothing fits.
 
     `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
-    what is missing: cluster.gpu, or a model whose sizes are known.
+    what is missing: GPUs, cluster.gpu, or a model whose sizes are known.
     """
     search = Search(config, keep, response_tokens)
     found = search.ranked(limit)
@@ -125,6 +125,10 @@ class Search:
                 f"{unknown[0]} is not chosen by suggest, so it stays as it is; suggest chooses: {', '.join(KEYS)}"
             )
         cluster = self.config.cluster
+        if cluster.platform == "cpu":
+            raise ValueError(
+                "cluster.platform is cpu, and layouts are chosen for GPUs: give cluster.platform=cuda and cluster.gpu"
+            )
         device = devices.card(cluster)
         if device is None or cluster.gpu is None:
             raise ValueError(f"cluster.gpu says which GPUs there are: give one of {devices.listed()}")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
+from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.training.agreement.gap import Baseline, Gap
@@ -69,6 +70,7 @@ class RemoteWeights:
 
     def _send(self) -> Synced:
         self._engines.wait_for_all()  # here, where a stop is noticed, and not in the broadcast
+        offload.leave_to_engines(self._policy)  # a state that a start or a save brought back, if it stays on the host
         ours = score(self._policy, self._sequences, self._clock.monitor).logprobs
         first = self._baseline.probe
         number = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +22,10 @@ from safetensors.torch import load_file
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.config import loader, paths
 from gspo_hpc.config.constants import LOGITS_BLOCK_BYTES
-from gspo_hpc.config.schema import Config
 from gspo_hpc.engine import engine as engines
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, memory, parameters
 from gspo_hpc.planning.estimates.head import Head
-from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
@@ -39,6 +36,7 @@ from gspo_hpc.training.sync import EngineWeights
 from tests.torch.ledger import parts
 from tests.torch.ledger.node import CardFull, Node
 from tests.torch.ledger.parts import Job, LedgerPolicy, LedgerWorker
+from tests.torch.ledger.random_layouts import random_configs
 from tests.torch.ledger.runs import (
     EVENTS,
     PRESETS,
@@ -99,86 +97,6 @@ def test_engines_that_die_in_a_sync_leave_room_for_the_next(
     assert job.syncs > max(DEATHS), "not every death came"
     planned = next(one for one in job.estimate.phases if one.name == "sync")
     assert agree(job, planned, job.node.peaks["sync"])
-
-
-def random_config(chance: random.Random) -> Config | None:
-    """Return a config that the plan accepts, or None."""
-    name, card = chance.choice(
-        [
-            ("Qwen2.5-7B", "H100-80GB"),
-            ("Qwen2.5-7B", "A100-40GB"),
-            ("Qwen3-8B", "H20-96GB"),
-            ("Qwen2.5-32B", "H200-141GB"),
-            ("Qwen3-30B-A3B", "H100-80GB"),
-            ("Qwen3-30B-A3B", "B200-180GB"),
-        ]
-    )
-    gpus = chance.choice([4, 4, 8])
-    tp = chance.choice([1, 2, 4])
-    config = loader.from_dict(
-        {
-            "run": {"max_steps": 5},
-            "eval": {"interval": 3, "before": True},
-            "checkpoint": {"interval": 3, "async_save": chance.choice([True, False])},
-            "algorithm": {"kl_beta": chance.choice([0.0, 0.0, 0.01])},
-            "faults": {"max_engine_restarts": 99},
-            "cluster": {"nodes": chance.choice([1, 2, 4]), "gpus_per_node": gpus, "gpu": card},
-            "model": {"path": f"models/{name}"},
-            "adapter": {"type": "lora", "rank": 32} if "A3B" not in name and (gpus, tp) in ((4, 2), (8, 1)) else {},
-            "parallel": {
-                "tensor_model_parallel_size": tp,
-                "pipeline_model_parallel_size": chance.choice([1, 2, 4]),
-                "expert_model_parallel_size": chance.choice([1, 4, 8]) if "A3B" in name else 1,
-                "expert_tensor_parallel_size": 1,
-                "context_parallel_size": chance.choice([1, 1, 2]),
-                "sequence_parallel": tp > 1,
-            },
-            "batch": {
-                "num_generations": 4,
-                "global_batch_size": 4 * 32,
-                "steps_per_generation": chance.choice([1, 2]),
-                "micro_batch_tokens": 4096,
-            },
-            "data": {"train": "train.jsonl", "eval": "eval.jsonl"},
-            "reward": {"functions": [{"function": "number_match"}]},
-            "memory": {
-                "recompute_granularity": chance.choice([None, "full"]),
-                "offload_optimizer": chance.choice([False, False, True]),
-                "offload_trainer": chance.choice([None, None, None, False]),
-                "offload_parts": chance.choice(
-                    [
-                        ["weights", "gradients", "optimizer"],
-                        ["weights", "gradients", "optimizer"],
-                        ["gradients", "optimizer"],
-                        ["optimizer"],
-                        ["weights"],
-                    ]
-                ),
-            },
-            "optimizer": {
-                "distributed": chance.choice([True, True, False]),
-                "grad_reduce_in_fp32": chance.choice([True, False]),
-            },
-            "rollout": {
-                "tensor_parallel_size": chance.choice([1, 2, 4]),
-                "sleep_level": chance.choice([1, 2]),
-                "max_prompt_length": 1024,
-                "max_response_length": 2048,
-                "engine": {"gpu_memory_utilization": chance.choice([0.6, 0.7, 0.8, 0.85])},
-            },
-        }
-    )
-    plan = make_plan(config)
-    return config if plan.valid and plan.memory is not None else None
-
-
-def random_configs(count: int) -> Iterator[Config]:
-    chance = random.Random(20261123)
-    found = 0
-    while found < count:
-        if (config := random_config(chance)) is not None:
-            found += 1
-            yield config
 
 
 def test_random_layouts_never_pass_their_cards(model: Path) -> None:

@@ -1,12 +1,13 @@
 """Server mode on cards that count: no card of either role is asked for more than it has, and the plan's figures are it.
 
-Costs half a minute. Catches: a trainer that keeps the buckets of a sync into its next update, a plan that has other
+Costs a minute. Catches: a trainer that keeps the buckets of a sync into its next update, a plan that has other
 buckets for one of the roles, forgets a vocabulary that an engine keeps, or counts the kept weights wrongly, and a
 transfer whose copies keep memory that it frees.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.runs.cursor import Cursor
 from tests.torch.ledger.node import CardFull, Node
 from tests.torch.ledger.parts import Job, Processes
+from tests.torch.ledger.random_layouts import random_configs
 from tests.torch.ledger.runs import EVENTS, agree, host_of, odd_vocabulary
 from tests.torch.ledger.serving import Both, Generating
 from tests.torch.ledger.world import World
@@ -77,6 +79,7 @@ def wrong(run: Both, again: Both | None = None) -> dict[str, Any]:
 # Calls of generation: the evaluation before the first step, a rollout, an evaluation after every step.
 SCRIPT = {1: "death", 3: "death", 6: "stop"}
 DEATHS = {1: "finish_weight_update", 3: "update_weights"}
+CALLS = ("finish_weight_update", "start_weight_update", "update_weights")
 
 
 ONE = ["rollout.engines_per_node=1"]
@@ -112,6 +115,29 @@ def test_both_roles_never_pass_their_cards(
     if config.cluster.generation_nodes:
         nodes = [again.trainers.node.host, again.generators.node.host]
     assert max(nodes) == pytest.approx(host_of(again.trainers), abs=again.trainers.world.size)
+
+
+def test_random_layouts_never_pass_their_cards(model: Path, tmp_path: Path) -> None:
+    """Eighteen that the plan accepts: engines beside the ranks of each node and on nodes of their own, ahead or not.
+
+    With deaths in rollouts and in syncs, saves, evaluations, a stop and a resume; each phase takes what the plan says.
+    """
+    chance, died, kinds = random.Random(7), 0, set()
+    for number, config in enumerate(random_configs(18, apart=True)):
+        script = {call: chance.choice(["", "", "death"]) for call in range(6)} | {chance.randrange(2, 9): "stop"}
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            first = both(config, model, number, tmp_path / f"{number}", script, delay=1e-5)
+            first.generators.deaths = dict(zip(chance.sample(range(1, 5), 2), chance.choices(CALLS, k=2), strict=True))
+            end = first.run(Cursor(), monkeypatch, model)
+            died += sum(sync < first.generators.syncs for sync in first.generators.deaths)
+            again = None
+            if end.step < 5:
+                again = both(config, model, number, tmp_path / f"{number}-again", {}, delay=1e-5)
+                again.trainers.groups = first.trainers.groups
+                assert again.run(end, monkeypatch, model).step == 5
+            assert not wrong(first, again), config
+        kinds.add((config.cluster.generation_nodes > 0, config.rollout.max_staleness))
+    assert died and len(kinds) == 6, (died, kinds)
 
 
 def test_the_memory_of_a_node_is_that_of_the_kind_that_needs_more(model: Path, tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such setting; nearest: parallel.tensor_model_parallel_size" in capsys.readouterr().err
     assert main.main(["suggest", preset, "cluster.gpu=null"]) == 2
     assert "cluster.gpu says which GPUs there are: give one of" in capsys.readouterr().err
+    assert main.main(["suggest", preset, "cluster.platform=cpu"]) == 2
+    assert "cluster.platform is cpu, and layouts are chosen for GPUs" in capsys.readouterr().err
     assert main.main(["suggest", preset, "model.path=no/such-model"]) == 2
     assert "the sizes of the model are not known" in capsys.readouterr().err
 
