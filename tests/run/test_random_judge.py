@@ -1,7 +1,8 @@
 """A reward function whose answers are random does not break the exact resume: what it said is in the journal.
 
 It takes about a minute and a half, for two starts of two runs. It would catch completions that are graded again after a
-kill: then rewards, gradients and losses of steps that had been logged would differ.
+kill, or a resume within the second pass over a rollout (batch.num_iterations) that trains on other groups, or compares
+them with log-probs of other weights: then rewards, gradients and losses of steps that had been logged would differ.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def mood(completion, *, prompt, fields, group_completions, group_index):
 
 
 def test_what_a_random_judge_said_survives_a_kill(tiny_config: Path, tmp_path: Path) -> None:
+    """A rollout of four updates, each half of it twice; the kill comes after a save within the second time."""
     (tmp_path / "judge.py").write_text(JUDGE)
     functions = ",".join(f"{{function: '{tmp_path}/judge.py:{name}', retries: 2}}" for name in ("judge", "mood"))
     overrides = (
         f"reward.functions=[{functions}]",
-        "run.max_steps=3",
+        "run.max_steps=6",
         "batch.steps_per_generation=2",
-        "checkpoint.interval=100",
+        "batch.num_iterations=2",
+        "checkpoint.interval=3",
         "eval.before=false",
         "eval.after=false",
         "eval.interval=null",
@@ -40,16 +43,21 @@ def test_what_a_random_judge_said_survives_a_kill(tiny_config: Path, tmp_path: P
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = harness.command(tiny_config, run_dir, *overrides)
     process = harness.start(command, log)
-    harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 4, process, log)
     harness.kill(process)
     before = {record["step"]: record for record in harness.comparable(run_dir)}
-    assert 1 in before and before[1]["failures"] == 0 and before[1]["reward_std"] > 0.1
+    assert before[1]["failures"] == 0 and before[1]["reward_std"] > 0.1
 
     process = harness.start(command, log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     after = {record["step"]: record for record in harness.comparable(run_dir)}
-    assert after[1]["reward"] == before[1]["reward"] and {step: after[step] for step in before} == before
-    assert sorted(step for step in after if step > 0) == [1, 2, 3]
+    assert {step: after[step] for step in before} == before
+    assert sorted(step for step in after if step > 0) == [1, 2, 3, 4, 5, 6]
+    rollouts = [(after[step]["rollout"], after[step]["update"]) for step in range(1, 7)]
+    assert rollouts == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+    for first, again in ((1, 3), (2, 4)):  # the same completions, under weights that have moved
+        assert after[first]["reward"] == after[again]["reward"] and after[again]["ratio_deviation_max"] > 0
+    assert after[1]["ratio_deviation_max"] == 0 and after[1]["reward"] != after[2]["reward"] != after[5]["reward"]
 
 
 SLOW_JUDGE = """
