@@ -12,6 +12,7 @@ engine. On platforms other than the CPU the patches do nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -44,8 +45,10 @@ def shut_down(llm: Any) -> None:
     """End the processes of a ``vllm.LLM``, and remove its files and sockets.
 
     Relies on ``LLM.llm_engine.engine_core.shutdown`` (0.22 to 0.33), which both of vLLM's clients of the core have; LLM
-    has no method of its own for this.
+    has no method of its own for this. The process ends with its engine, so garbage is left: where the core runs in this
+    process, vLLM would call ``gc.unfreeze`` and look through everything that its imports made, several times over.
     """
+    gc.unfreeze = lambda: None
     llm.llm_engine.engine_core.shutdown()
 
 

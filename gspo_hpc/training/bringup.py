@@ -36,6 +36,10 @@ from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 from gspo_hpc.training.probe import probe_sequences
 
+# Hidden size from which an engine on a CPU has more than one thread. Operations of a smaller model take microseconds,
+# of which a second thread saves little on idle cores; where anything else wants a core, every operation waits for it.
+_WIDE = 256
+
 # Exporting and evaluating need one rank, whatever the layout of the run was. So this rank hashes a whole checkpoint by
 # itself (`whole_checkpoint`); only in training are there others to share that with.
 ONE_RANK = (
@@ -211,8 +215,8 @@ def generation_store(job_store: dist.Store) -> dist.Store:
 def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSettings:
     """Return the settings of one of `per_node` engines of a node."""
     rollout = config.rollout
-    cores = len(os.sched_getaffinity(0))
     model = architecture.planned(str(config.model.path))[0] or {}
+    cores = len(os.sched_getaffinity(0)) if model.get("hidden_size", _WIDE) >= _WIDE else 1
     return EngineSettings(
         model_path=str(config.model.path),
         dtype=derived.engine_dtype(config),

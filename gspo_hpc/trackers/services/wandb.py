@@ -15,6 +15,7 @@ from typing import Any
 from gspo_hpc.config.reading import wandb_account
 from gspo_hpc.config.schema import Tracking
 from gspo_hpc.system.redact import redact
+from gspo_hpc.trackers import compat
 from gspo_hpc.trackers.protocol import Record, Samples, Sent, TrackedRun, encodable, in_one_line
 from gspo_hpc.trackers.services import chunked_log
 
@@ -145,17 +146,18 @@ def _open(
         "x_transaction_log_flush_interval": FLUSH_SECONDS,
     }
     here = last_local_step(run) if mode == "offline" else -1
-    opened = wandb.init(
-        id=run.id,
-        resume="allow",
-        name=run.name,
-        project=tracking.wandb_project,
-        entity=tracking.wandb_entity,
-        dir=run.path,
-        config=dict(run.config),
-        allow_val_change=True,  # an attempt may change some settings
-        settings=wandb.Settings(**{key: one for key, one in settings.items() if key in known}),
-    )
+    with compat.without_wandb_launch(wandb.Run):
+        opened = wandb.init(
+            id=run.id,
+            resume="allow",
+            name=run.name,
+            project=tracking.wandb_project,
+            entity=tracking.wandb_entity,
+            dir=run.path,
+            config=dict(run.config),
+            allow_val_change=True,  # an attempt may change some settings
+            settings=wandb.Settings(**{key: one for key, one in settings.items() if key in known}),
+        )
 
     def table(rows: Samples) -> Any:
         return wandb.Table(columns=list(SAMPLE_COLUMNS), data=[_cells(row) for row in rows])

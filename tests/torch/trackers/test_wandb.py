@@ -1,7 +1,7 @@
 """W&B as it really runs: with a server that is killed with the run, fails or hangs, and with a helper that hangs.
 
 Takes about a minute. It would catch steps that wait for W&B, steps that are lost or sent twice where attempts go
-online, offline and online again, and settings that `doctor` reads differently.
+online, offline and online again, an import of W&B Launch, and settings that `doctor` reads differently.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ if end == "kill":
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGKILL)
 feeds.close(0)
+assert "wandb.sdk.launch" not in sys.modules, "in a rank the import of W&B Launch takes a second"
 print("CLOSED", flush=True)
 """
 

@@ -5,6 +5,9 @@ No run has to show it: an engine that measures another distribution than the tra
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +47,16 @@ def test_settings_are_those_of_the_config() -> None:
     assert (found.max_model_len, found.tensor_parallel_size, found.kv_cache_gb, found.seed) == (100, 2, 0.5, 5)
     assert found.engine_args == {"max_num_seqs": 3, "load_format": "auto"} and found.loads_weights
     assert (found.platform, found.timeout, found.model_path) == ("cpu", 77.0, "Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize(("hidden", "threads"), [(64, 1), (255, 1), (256, 2), (4096, 2), (None, 2)])
+def test_an_engine_of_a_tiny_model_has_one_thread(
+    hidden: int | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads meet hundreds of times a step: with a busy core a rollout of seconds took minutes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "qwen3"} | ({"hidden_size": hidden} if hidden else {}))
+    )
+    found = settings_of(model={"path": str(tmp_path)}, cluster={"platform": "cpu"})
+    assert found.threads == threads
