@@ -113,6 +113,16 @@ def contradictions(given: AlgorithmSettings) -> Iterator[str]:
             "algorithm.kl_estimator unbiased is about a gradient, and kl_placement reward has none: use k1, k2, k3 or "
             "absolute"
         )
+    if given.teacher is not None and not given.kl_beta:
+        yield (
+            "algorithm.teacher needs a weight: set algorithm.kl_beta above 0, such as 1 where the teacher is the only "
+            "signal, or algorithm.teacher=null"
+        )
+    if given.teacher is not None and given.reference_interval:
+        yield (
+            f"algorithm.reference_interval ({given.reference_interval}) would make the policy its own teacher: set "
+            "reference_interval 0, or teacher null"
+        )
     if given.kl_target and not given.kl_beta:
         yield "algorithm.kl_target needs a weight to begin with: set algorithm.kl_beta above 0, such as 0.001"
     if given.kl_target and given.kl_placement == "reward":
@@ -143,6 +153,11 @@ def warnings(given: AlgorithmSettings) -> Iterator[str]:
         yield (
             f"a clip range of {widest:g} is made for ratios of single tokens (GRPO): the ratio of a sequence is a mean "
             f"over its tokens and hardly ever gets there; {own}"
+        )
+    if given.has_teacher and given.kl_placement == "loss" and given.kl_estimator in ("k3", "absolute"):
+        yield (
+            f"algorithm.kl_estimator {given.kl_estimator} in the loss does not have the gradient of the divergence "
+            "from the teacher, so the policy learns something else; unbiased and k2 have it"
         )
     for name, why in inert(given).items():
         field = type(given).model_fields[name]

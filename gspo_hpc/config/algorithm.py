@@ -152,6 +152,11 @@ class AlgorithmSettings(Section):
         "What a refresh takes of the policy's weights; the rest is the reference's before, so that below 1 it is a "
         "moving average.",
     )
+    teacher: str | None = key(
+        None,
+        "A model that takes the place of the reference, so that the KL term pulls the policy towards it (on-policy "
+        "distillation): a folder or a name on the hub, as in model.path, with the same tokenizer.",
+    )
     kl_placement: KlPlacement = key(
         "loss",
         "Where the KL term is: in the loss of every token (loss), or its sum over a completion's tokens, by the "
@@ -161,7 +166,12 @@ class AlgorithmSettings(Section):
     @property
     def moves_reference(self) -> bool:
         """True if there is a reference model that does not stay that of the start: checkpoints hold its weights."""
-        return self.kl_beta > 0 and self.reference_interval > 0
+        return self.kl_beta > 0 and self.reference_interval > 0 and self.teacher is None
+
+    @property
+    def has_teacher(self) -> bool:
+        """True if the reference is another model, which the policy learns from."""
+        return self.teacher is not None and self.kl_beta > 0
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +186,8 @@ class AlgorithmSettings(Section):
         for name, choices in _FOLLOWING.items():
             chosen = found.get(name)
             found = choices.get(chosen, {}) | found if isinstance(chosen, str) else found
+        if "teacher" in found:  # the estimator whose gradient is that of the reverse KL divergence
+            found = {"kl_estimator": "k1" if found.get("kl_placement") == "reward" else "unbiased"} | found
         return found
 
 

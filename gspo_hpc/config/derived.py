@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from gspo_hpc.config.schema import Batch, Config, Data, Rollout
+from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, replace
 
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
@@ -71,7 +71,30 @@ def reference_is_base(config: Config) -> bool:
 
     It is the start, where adapters add nothing yet, unless they begin with those of a folder.
     """
+    if config.algorithm.has_teacher:
+        return False
     return trains_adapters(config) and config.adapter.path is None and not config.algorithm.moves_reference
+
+
+def reference_is_start(config: Config) -> bool:
+    """Return True if there is a reference, and it is the model that the run begins with all along."""
+    settings = config.algorithm
+    return settings.kl_beta > 0 and not settings.moves_reference and not settings.has_teacher
+
+
+def teacher_config(config: Config) -> Config:
+    """Return the config by which the teacher is built: the run's, with another model, which is not trained.
+
+    It has the trainer's layout and dtype, no adapters, nothing that is computed again, and no weights in 8 bits.
+    """
+    memory = replace(config.memory, recompute_granularity=None)
+    model = replace(config.model, path=config.algorithm.teacher, fp8=None)
+    return replace(config, model=model, adapter=Adapter(), memory=memory)
+
+
+def rewards_count(config: Config) -> bool:
+    """Return False where a teacher is the only signal: no reward function has a weight."""
+    return not config.algorithm.has_teacher or any(term.weight for term in config.reward.functions)
 
 
 def bringup_seconds(config: Config) -> float:

@@ -196,7 +196,7 @@ class Config(Section):
                 self.batch.micro_batch_size or self.batch.micro_batch_tokens
             ),
             "data.train": self.data.train,
-            "reward.functions": self.reward.functions or None,
+            "reward.functions": self.reward.functions or (() if self.algorithm.has_teacher else None),
         }
         return [key for key, value in needed.items() if value is None]
 

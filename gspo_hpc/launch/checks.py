@@ -92,10 +92,11 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     may have libraries and variables that this machine has not.
     """
     preflight.refuse(config, preflight.INPUTS)
-    registry.check(config.reward)  # that there is a function, too
+    if config.reward.functions or not config.algorithm.has_teacher:
+        registry.check(config.reward)  # that there is a function, too
     files = [path for path in (config.data.train, config.data.eval) if path is not None]
     rows = [load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
-    if not rows:
+    if not rows or not config.reward.functions:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
@@ -116,5 +117,5 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Raise ValueError if the folder `model.path` lacks something, or its parts are not of one model."""
-    preflight.refuse(config, [preflight.model, preflight.adapter])
+    """Raise ValueError if a folder lacks something, or its parts are not of one model, or the teacher's of another."""
+    preflight.refuse(config, [preflight.model, preflight.teacher, preflight.adapter])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gspo_hpc.config import derived
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
@@ -171,6 +172,31 @@ def _grading(config: Config, row: Row) -> Iterator[Problem]:
 
 def model(config: Config) -> Iterator[Problem]:
     """Check the folder of the model: its config.json, the headers of its weights, its tokenizer."""
+    yield from _model(config, "model.path")
+
+
+def teacher(config: Config) -> Iterator[Problem]:
+    """Check the folder of the teacher as that of the model, and that both have one tokenizer."""
+    if not config.algorithm.has_teacher:
+        return
+    of_teacher = derived.teacher_config(config)
+    wrong = False
+    for problem in _model(of_teacher, "algorithm.teacher"):
+        wrong = True
+        yield problem
+    if wrong:
+        return
+    from gspo_hpc.models import hub, tokenizers
+
+    folders = [hub.with_cached_folder(one).model.path for one in (config, of_teacher)]
+    if all(path is not None and os.path.isdir(path) for path in folders):
+        own, its = (Path(str(path)) for path in folders)
+        if (differs := tokenizers.difference(own, its)) is not None:
+            yield Problem("algorithm.teacher", f"{its} has another tokenizer than model.path {own}: {differs}")
+
+
+def _model(config: Config, key: str) -> Iterator[Problem]:
+    """Check the folder of a config's model, which the setting `key` names."""
     path = config.model.path
     if path is None:
         return
@@ -178,19 +204,19 @@ def model(config: Config) -> Iterator[Problem]:
         from gspo_hpc.models import hub
 
         if (wrong := hub.not_a_folder(path)) is not None:
-            yield Problem("model.path", wrong)
+            yield Problem(key, wrong)
             return
         config = hub.with_cached_folder(config)
         if config.model.path == path:
             text, then = hub.absence(path)
-            yield Problem("model.path", f"{path} {text}", absent=f"A run {then}", downloaded=hub.is_name(path))
+            yield Problem(key, f"{path} {text}", absent=f"A run {then}", downloaded=hub.is_name(path))
             return
     from gspo_hpc.models import model_folder
 
     unreadable = _plan_says(config)
     for check, text, fix, absent in model_folder.problems(config):
         if check != "model" or not unreadable:
-            yield Problem("model.path", text.removeprefix("model.path "), fix, "A run needs it" if absent else "")
+            yield Problem(key, text.removeprefix("model.path "), fix, "A run needs it" if absent else "")
 
 
 def adapter(config: Config) -> Iterator[Problem]:
@@ -315,5 +341,5 @@ def rows(config: Config, most_bytes: float = math.inf) -> int | None:
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, adapter, run_directory, run_place, batch_script)
+CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, teacher, adapter, run_directory, run_place, batch_script)
 ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

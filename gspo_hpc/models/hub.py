@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+from gspo_hpc.config.algorithm import AlgorithmSettings
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models import hub_cache
 from gspo_hpc.models.hub_cache import MAIN
@@ -39,10 +41,11 @@ def cached(name: str) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def folder(name: str) -> Path:
+def folder(name: str, key: str = "model.path") -> Path:
     """Return the folder of a whole model, from the cache or else from the hub. Progress goes to standard error.
 
-    Raises ValueError, with the command that fetches the model elsewhere, if neither has it.
+    Raises ValueError, with the command that fetches the model elsewhere, if neither has it. `key` is the setting that
+    names it.
     """
     found = cached(name)
     if found is not None and _whole(found):
@@ -50,27 +53,49 @@ def folder(name: str) -> Path:
     try:
         found = hub_cache.download("model", *_split(name), _FILES)
     except hub_cache.NotFetched as reason:
-        raise ValueError(_refusal(name, str(reason))) from None
+        raise ValueError(_refusal(name, key, str(reason))) from None
     if not _whole(found):
-        raise ValueError(f"model.path {name}: the hub has no config.json, or no weights in safetensors, of this model")
+        raise ValueError(f"{key} {name}: the hub has no config.json, or no weights in safetensors, of this model")
     return found
 
 
-def with_folder(config: Config) -> Config:
-    """Return the config with the folder of its model, which is downloaded if `model.path` is its name on the hub.
+def with_folder(config: Config, *, teacher: bool = True) -> Config:
+    """Return the config with the folders of its model and its teacher, which are downloaded if they are hub names.
 
-    Raises ValueError if there is no such folder, and the hub cannot give it.
+    Raises ValueError if there is no such folder, and the hub cannot give it. Without `teacher` the config has none, for
+    commands that do not train.
     """
+    config = _with_model(config, _found)
+    return _with_teacher(config, _found) if teacher else replace(config, algorithm=_taught_by(config, None))
+
+
+def _with_model(config: Config, find: Callable[[str, str], str]) -> Config:
     path = config.model.path
-    if path is None or os.path.isdir(path):
+    return config if path is None else replace(config, model=replace(config.model, path=find(path, "model.path")))
+
+
+def _with_teacher(config: Config, find: Callable[[str, str], str]) -> Config:
+    teacher = config.algorithm.teacher
+    if teacher is None:
         return config
+    return replace(config, algorithm=_taught_by(config, find(teacher, "algorithm.teacher")))
+
+
+def _taught_by(config: Config, teacher: str | None) -> AlgorithmSettings:
+    return replace(config.algorithm, teacher=teacher)
+
+
+def _found(path: str, key: str) -> str:
+    """Return the folder of a model at a path, or of that name on the hub; raise ValueError if there is none."""
+    if os.path.isdir(path):
+        return path
     if (wrong := not_a_folder(path)) is not None:
-        raise ValueError(f"model.path: {wrong}")
+        raise ValueError(f"{key}: {wrong}")
     if not is_name(path):
         raise ValueError(
-            f"model.path {path} does not exist: give a Hugging Face model folder, or the model's name on the hub"
+            f"{key} {path} does not exist: give a Hugging Face model folder, or the model's name on the hub"
         )
-    return replace(config, model=replace(config.model, path=str(folder(path))))
+    return str(folder(path, key))
 
 
 def not_a_folder(path: str) -> str | None:
@@ -79,11 +104,15 @@ def not_a_folder(path: str) -> str | None:
 
 
 def with_cached_folder(config: Config) -> Config:
-    """Return the config with the folder of its model in the cache, if all of it is there; else the config itself."""
-    path = config.model.path
-    if path is None or not is_name(path) or (found := cached(path)) is None or not _whole(found):
-        return config
-    return replace(config, model=replace(config.model, path=str(found)))
+    """Return the config with the cached folders of its model and its teacher, of each that is there as a whole."""
+    return _with_teacher(_with_model(config, _cached), _cached)
+
+
+def _cached(path: str, key: str) -> str:
+    """Return the folder of a model in the cache, if all of it is there; else the path itself."""
+    if not is_name(path) or (found := cached(path)) is None or not _whole(found):
+        return path
+    return str(found)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -102,16 +131,16 @@ def _whole(folder: Path) -> bool:
         return False
 
 
-def command(name: str) -> str:
+def command(name: str, key: str = "model.path") -> str:
     """Return the command that downloads a model into a folder, and what to write into the config then."""
     repo, revision = _split(name)
     at = "" if revision == MAIN else f" --revision {revision}"
     here = f"models/{repo.split('/')[1]}"
-    return f"hf download {repo}{at} --local-dir {here}; then give model.path={here}"
+    return f"hf download {repo}{at} --local-dir {here}; then give {key}={here}"
 
 
-def _refusal(name: str, reason: str) -> str:
+def _refusal(name: str, key: str, reason: str) -> str:
     return (
-        f"model.path {name}: there is no such folder, and it cannot be taken from the hub ({reason})\n"
-        f"where the hub can be reached: {command(name)}"
+        f"{key} {name}: there is no such folder, and it cannot be taken from the hub ({reason})\n"
+        f"where the hub can be reached: {command(name, key)}"
     )

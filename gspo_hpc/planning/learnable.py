@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gspo_hpc.config.constants import COLD, NARROW_K, NARROW_P
-from gspo_hpc.config.derived import updates_per_rollout
+from gspo_hpc.config.derived import rewards_count, updates_per_rollout
 from gspo_hpc.planning.builder import PlanBuilder
 
 _SHORT = 4  # tokens: shorter completions hardly ever end by themselves
@@ -50,7 +50,7 @@ def _samples(plan: PlanBuilder) -> Iterator[str]:
 
 def _rewards(plan: PlanBuilder) -> Iterator[str]:
     reward = plan.config.reward
-    if reward.functions and not any(term.weight for term in reward.functions):
+    if rewards_count(plan.config) and reward.functions and not any(term.weight for term in reward.functions):
         yield "every weight of reward.functions is 0: all rewards are 0, so no group has an advantage"
     limits = {term.timeout: "timeout of a reward function" for term in reward.functions if term.timeout is not None}
     for seconds, setting in (limits | {reward.timeout: "reward.timeout"}).items():
@@ -64,7 +64,7 @@ def _rewards(plan: PlanBuilder) -> Iterator[str]:
 
 def _objective(plan: PlanBuilder) -> Iterator[str]:
     settings = plan.config.algorithm
-    if settings.kl_beta >= _HELD:
+    if settings.kl_beta >= _HELD and not settings.has_teacher:
         yield (
             f"algorithm.kl_beta ({settings.kl_beta:g}) holds the policy where it is: the KL term outweighs advantages, "
             "which are about 1; recipes have 0 to 0.1"

@@ -85,6 +85,8 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield f"{trained.adapter(plan.config)} is trained; engines get it merged into the weights{rounds}."
     if plan.model_file.note:
         yield plan.model_file.note
+    if plan.config.algorithm.has_teacher and (note := plan.models.file(plan.config.algorithm.teacher).note):
+        yield f"The teacher: {note}"
     if (arch := plan.architecture) is not None and arch.about:
         yield f"The sizes of this model are about right: {arch.about}."
     if samples_part_of_distribution(plan.config.rollout):

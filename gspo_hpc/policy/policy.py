@@ -227,7 +227,8 @@ class Policy:
         self.settle()
         yield from lora.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
 
-    def _base_fingerprint(self) -> str:
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the model's own weights, without adapters, on every rank. Collective."""
         found = Fingerprint(self.ranks.rank, self.ranks.world_size)
         with self.without_adapters():
             for parts in self.parts():
@@ -254,7 +255,7 @@ class Policy:
         self.before_change()
         self.provider.load(self.chunks, folder)
         if self.has_adapters:
-            self.base = self._base_fingerprint()
+            self.base = self.fingerprint()
             adapter = self.config.adapter
             if not begins:
                 return

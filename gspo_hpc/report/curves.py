@@ -91,9 +91,10 @@ def _charts(run: RunData) -> list[Chart]:
     def chart(key: str, title: str, note: str, lines: list[Line], **how: Any) -> Chart:
         return Chart(key, title, note, steps, lines, marks=marks, from_zero=True, **how)
 
+    taught = run.config is not None and run.config.algorithm.has_teacher
     divergences = [
         Line("old policy", curve("approx_kl"), "accent"),
-        Line("reference", curve("reference_kl"), "second"),
+        Line("teacher" if taught else "reference", curve("reference_kl"), "second"),
     ]
     divergences = [line for line in divergences if any(one is not None for one in line.values)]
     charts = [

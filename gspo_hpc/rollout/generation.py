@@ -98,7 +98,7 @@ class Generation:
     request: Request
     counters: CallCounters
     engine: Engine
-    pool: RewardPool
+    pool: RewardPool | None  # None: nothing is graded
     recovery: EngineRecovery
     config: Config
     num_engines: int
@@ -179,6 +179,9 @@ class Generation:
         self.time.add(time.monotonic() - began, running)
         self.time.tokens = self._tokens()
         for group in ready:
+            if self.pool is None:
+                self._finish(group)
+                continue
             self._grading[group.slot] = (group, {})
             self.pool.submit_group(
                 [(group.slot, index) for index in range(len(group.completions))],
@@ -189,6 +192,8 @@ class Generation:
 
     def _collect_rewards(self) -> bool:
         """Take the rewards that are there; False if a stop was requested meanwhile and they are not to be trusted."""
+        if self.pool is None:
+            return True
         waiting = not self.engine.pending and bool(self._grading)
         began = time.monotonic()
         results = self.pool.poll(timeout=POLL_SECONDS if waiting else 0.0)

@@ -45,7 +45,10 @@ class Generated:
 
 @dataclass
 class RolloutWorker:
-    """One rank's part in generation. `engine` and `pool` are None on ranks that own no engine."""
+    """One rank's part in generation. `engine` and `pool` are None on ranks that own no engine.
+
+    The pool is None, too, where a teacher is the only signal and nothing is graded.
+    """
 
     config: Config
     ranks: Ranks
@@ -124,7 +127,7 @@ class RolloutWorker:
         journal: Journal | None,
         progress: ProgressCallback,
     ) -> Generation:
-        assert self.engine is not None and self.pool is not None
+        assert self.engine is not None
         return Generation(
             request=request,
             counters=counters,

@@ -48,6 +48,12 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
     elif means:
         parts.append(f"reward {means[0]:.3f} in the only rollout")
         rose = means[0] != 0.0
+    if not any("reward" in record for record in steps):  # a teacher is the only signal
+        distances = _rollout_means(steps, "reference_kl")
+        if len(distances) >= 2:
+            first, end = _ends(distances)
+            parts.append(f"divergence from the teacher {first:.4f} -> {end:.4f} nats a token")
+            rose = end < first
     if len(scores) >= 2:
         parts.append(f"accuracy on unseen prompts {scores[0].share:.3f} -> {scores[-1].share:.3f}")
         rose = rose or scores[-1].share > scores[0].share
@@ -61,7 +67,8 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
     if empty * 2 >= len(steps):
         return Learning("doubtful", numbers, "learnt little: most steps had nothing to learn from")
     if not rose:
-        return Learning("doubtful", numbers, "may have learnt nothing: neither reward nor accuracy rose")
+        means_what = "neither reward nor accuracy rose" if means else "the policy came no nearer to its teacher"
+        return Learning("doubtful", numbers, f"may have learnt nothing: {means_what}")
     return Learning("learnt", numbers)
 
 
@@ -88,12 +95,12 @@ def _is_update(record: Mapping[str, Any]) -> bool:
     return any(key in record for key in ("reward", "loss", "seconds"))
 
 
-def _rollout_means(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the mean reward of each rollout, in their order."""
+def _rollout_means(steps: Sequence[Mapping[str, Any]], key: str = "reward") -> list[float]:
+    """Return the mean of a metric of each rollout, in their order."""
     rollouts: dict[int, list[float]] = {}
     for record in steps:
-        if (reward := value(record, "reward")) is not None:
-            rollouts.setdefault(int(record.get("rollout", record["step"])), []).append(reward)
+        if (known := value(record, key)) is not None:
+            rollouts.setdefault(int(record.get("rollout", record["step"])), []).append(known)
     return [statistics.fmean(rewards) for rewards in rollouts.values()]
 
 

@@ -162,7 +162,7 @@ def start_rollout_worker(
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
-            pool = RewardPool(config.reward, pools=num_engines)
+            pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
     if dist.get_world_size() > 1:
         with waiting():  # for engines that take longer
             barrier(ranks.device)

@@ -19,7 +19,7 @@ from gspo_hpc.system.text import shortened
 from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
-BASELINE, AHEAD, WEIGHTS = "baseline.json", "ahead.json", "adaptive_weights.json"
+BASELINE, AHEAD, WEIGHTS, TEACHER = "baseline.json", "ahead.json", "adaptive_weights.json", "teacher.json"
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class CheckpointState:
     # journals. Empty where engines are not ahead of training.
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)
     weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
+    teacher: str | None = None  # the fingerprint of the teacher's weights, which are not saved
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -53,6 +54,8 @@ class CheckpointState:
             write_atomically(staging / AHEAD, json.dumps(self.ahead))
         if self.weights is not None:
             write_atomically(staging / WEIGHTS, json.dumps(self.weights.to_dict()))
+        if self.teacher is not None:
+            write_atomically(staging / TEACHER, json.dumps({"fingerprint": self.teacher}))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -90,11 +93,13 @@ class CheckpointState:
         ahead = _parsed(path, lambda text: _sampled_by(json.loads(text))) if path.exists() else {}
         path = checkpoint / WEIGHTS
         found = _parsed(path, lambda text: AdaptiveWeights.from_dict(json.loads(text))) if path.exists() else None
+        path = checkpoint / TEACHER
+        teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead, found)
+        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher)
 
 
 def read_cursor(checkpoint: Path) -> Cursor:

@@ -30,7 +30,7 @@ from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
-from gspo_hpc.training.reference import Reference
+from gspo_hpc.training.reference import AnyReference, Teacher
 from gspo_hpc.training.sync import EngineWeights, Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
@@ -268,12 +268,14 @@ def refreshes_reference(interval: int, step: int, updates_per_rollout: int) -> b
 class LogprobPasses:
     """The log-prob passes of a rollout, only those that are needed."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, reference: Reference | None, clock: StepClock) -> None:
+    def __init__(self, recipe: Recipe, policy: Policy, reference: AnyReference | None, clock: StepClock) -> None:
         self._recipe, self._policy, self._reference, self._clock = recipe, policy, reference, clock
 
     def add(self, groups: ShardedGroups) -> ShardedGroups:
         """Return the groups with the old log-probs and those of the reference. Collective."""
-        config, monitor, terms = self._recipe.config, self._clock.monitor, self._recipe.objective
+        config, monitor = self._recipe.config, self._clock.monitor
+        if isinstance(self._reference, Teacher):  # first, because the trainer is still away
+            groups = self._with_reference(groups)
         # Where other weights than these sampled, only the engine knows their log-probs.
         if config.rollout.max_staleness or config.algorithm.correction == "bypass":
             groups = update.with_engine_logprobs(groups)
@@ -285,11 +287,18 @@ class LogprobPasses:
             rest = groups.at(slots[len(first) :] if config.algorithm.correction != "bypass" else [])
             with self._clock.phase("old_logprobs"):
                 groups = update.with_old_logprobs(self._policy, groups, rest, config, monitor=monitor)
-        if self._reference is not None:
-            with self._clock.phase("reference"):
-                groups = self._reference.with_logprobs(self._policy, groups, config, monitor=monitor)
-        if self._reference is not None and terms.kl_placement == "reward":
-            groups = update.with_penalised_advantages(groups, terms, self._policy.ranks.exchange)
+        if self._reference is not None and not isinstance(self._reference, Teacher):
+            groups = self._with_reference(groups)
+        return groups
+
+    def _with_reference(self, groups: ShardedGroups) -> ShardedGroups:
+        """Return the groups with the log-probs of the reference, and with advantages that the KL term changes."""
+        config, terms, policy = self._recipe.config, self._recipe.objective, self._policy
+        assert self._reference is not None
+        with self._clock.phase("reference"):
+            groups = self._reference.with_logprobs(policy, groups, config, monitor=self._clock.monitor)
+        if terms.kl_placement == "reward":
+            return update.with_penalised_advantages(groups, terms, policy.ranks.exchange)
         return groups
 
     def refresh(self, cursor: Cursor) -> None:
@@ -298,9 +307,12 @@ class LogprobPasses:
         So a checkpoint of this position has the reference that its next rollout is compared with.
         """
         interval, updates = self._recipe.config.algorithm.reference_interval, self._recipe.updates_per_rollout
-        if self._reference is not None and not cursor.update and refreshes_reference(interval, cursor.step, updates):
+        reference = self._reference
+        if reference is None or isinstance(reference, Teacher) or cursor.update:
+            return
+        if refreshes_reference(interval, cursor.step, updates):
             with self._clock.phase("reference"):
-                self._reference.refresh(self._policy, self._recipe.config.algorithm.reference_mixup)
+                reference.refresh(self._policy, self._recipe.config.algorithm.reference_mixup)
 
 
 class WeightUser(Protocol):

@@ -38,6 +38,7 @@ class Progress:
     baseline: Baseline = field(default_factory=Baseline)  # of the gaps between engine and trainer
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)  # see CheckpointState
     weights: AdaptiveWeights | None = None  # of the objective, where they follow targets
+    teacher: str | None = None  # the fingerprint of its weights
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
@@ -77,4 +78,6 @@ class Progress:
         """Return what a checkpoint of this moment holds besides the policy's state; `ahead`: see CheckpointState."""
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []
-        return CheckpointState(self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights)
+        return CheckpointState(
+            self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights, self.teacher
+        )

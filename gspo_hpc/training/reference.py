@@ -1,7 +1,8 @@
-"""The reference model of the KL term: the policy's own modules with other weights swapped in.
+"""The reference model of the KL term: the policy's own modules with other weights swapped in, or a teacher.
 
 They are the weights of the start, or with algorithm.reference_interval those of a later step or a moving average. Where
 adapters are trained, all other weights are the same anyway, and the model of the start is the one without adapters.
+With algorithm.teacher the reference is another model, which has modules of its own.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import replace
 
 import torch
 
-from gspo_hpc.config.derived import reference_is_base
+from gspo_hpc.config.derived import offloaded_parts, passes_needed, reference_is_base, teacher_config
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Floats
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.training.bringup import read_architecture
 from gspo_hpc.training.update import logprob_pass, with_values
 
 
@@ -78,13 +81,70 @@ class Reference:
         return copies
 
 
+class Teacher:
+    """Another model in the place of the reference, with the trainer's layout. Its weights never change.
+
+    It is not in checkpoints. On GPUs it waits in host memory between its passes, and while it computes, the trainer
+    waits there, as far as it does while engines generate.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        """Load the model. Collective."""
+        own = teacher_config(config)
+        self._model = Policy(read_architecture(own), own, ranks, trains=False)
+        self._model.load(str(own.model.path))
+        self.fingerprint = self._model.fingerprint()
+        self._leave()
+
+    def with_logprobs(
+        self, policy: Policy, groups: ShardedGroups, config: Config, *, monitor: PassMonitor | None = None
+    ) -> ShardedGroups:
+        """Return the groups with the log-probs of all completions under the teacher. Collective."""
+        if (parts := offloaded_parts(config)) or config.memory.offload_optimizer:
+            policy.offload(parts)  # where it is already, after a rollout on the same GPUs
+        self._model.restore()
+        try:
+            passed = logprob_pass(self._model, groups, "reference", config, replay=False, monitor=monitor)
+        finally:
+            self._leave()
+        return _with(groups, passed.logprobs)
+
+    def _leave(self) -> None:
+        if self._model.ranks.device.type == "cuda":
+            self._model.offload({"weights"})
+
+
+AnyReference = Reference | Teacher
+
+
+def load_teacher(config: Config, ranks: Ranks) -> Teacher | None:
+    """Return the teacher, if there is one. Collective."""
+    return Teacher(config, ranks) if config.algorithm.has_teacher else None
+
+
+def reference_of(policy: Policy, teacher: Teacher | None) -> AnyReference | None:
+    """Return what the KL term is against: the teacher, or the policy as it is now; None without a KL term."""
+    if not passes_needed(policy.config).reference:
+        return None
+    return teacher or Reference(policy)
+
+
+def refuse_other_teacher(stored: str | None, present: str | None, path: str | None) -> None:
+    """Raise ValueError unless the teacher that a run has learned from, by its fingerprint, is the one that is here."""
+    if stored != present:
+        raise ValueError(
+            f"algorithm.teacher {path} has other weights than those that this run has learned from (fingerprint "
+            f"{stored} in the checkpoint, {present} here): give back the teacher that the run began with"
+        )
+
+
 def _with(groups: ShardedGroups, logprobs: Mapping[tuple[int, int], Floats]) -> ShardedGroups:
     return with_values(groups, logprobs, lambda c, v: replace(c, reference_logprobs=v))
 
 
-def moving(reference: Reference | None, config: Config) -> Sequence[torch.Tensor] | None:
+def moving(reference: AnyReference | None, config: Config) -> Sequence[torch.Tensor] | None:
     """Return the weights of a reference that does not stay that of the start, which checkpoints have to hold."""
-    return reference.weights if reference is not None and config.algorithm.moves_reference else None
+    return reference.weights if isinstance(reference, Reference) and config.algorithm.moves_reference else None
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
-from gspo_hpc.config.derived import PassName
+from gspo_hpc.config.derived import PassName, rewards_count
 from gspo_hpc.data.outcomes import OUTCOMES
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
@@ -28,6 +28,7 @@ from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
+OF_REWARDS = ("reward", "reward_std", "zero_variance_groups")  # metrics that runs lack whose only signal is a teacher
 # Means from which another metric is made; they are no metrics themselves.
 INTERMEDIATE = ("logprob_gap_weight", "logprob_gap_weight_squared")
 
@@ -140,6 +141,8 @@ class StepRecorder:
         version = progress.weights_version
         self._show_trained(before, progress, batch, result, version)
         record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
+        if not rewards_count(self._recipe.config):  # they are no signal: nothing is to be judged by them
+            record = {key: value for key, value in record.items() if key not in OF_REWARDS}
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:

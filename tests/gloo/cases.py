@@ -64,7 +64,7 @@ from gspo_hpc.system import progress
 from gspo_hpc.training import probe as probing
 from gspo_hpc.training import sync, update
 from gspo_hpc.training.jobs import train
-from gspo_hpc.training.reference import Reference, moving
+from gspo_hpc.training.reference import Reference, Teacher, moving
 from gspo_hpc.training.telemetry.accelerator import Accelerator
 from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
@@ -399,6 +399,50 @@ def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
     finally:
         schedule._apply = original
     return found
+
+
+def taught(model: str, world: int, teacher: str, **sections: Any) -> Arrays:
+    """Log-probs of a teacher of another size, losses and gradients that follow it alone and beside advantages, at the
+    weights that sampled and after a step; and the bytes of its weights on each rank."""
+    learning = {"teacher": teacher, "kl_beta": 0.7}
+    settings = config(model, world, **sections, algorithm={"clip_low": 0.5, "clip_high": 0.5} | learning)
+    ranks = start(settings)
+    its = Teacher(settings, ranks)
+    made = Policy(architecture.read(model), settings, ranks)
+    made.load(model)
+    made.make_optimizer()
+    objective = algorithms.resolve(settings.algorithm)
+    mixed = spread(made)
+    alone = spread(
+        made, [g.with_completions(tuple(replace(c, advantage=0.0) for c in g.completions)) for g in groups()]
+    )
+    arrays: Arrays = {"weights": np.array(its._model.held()["weights"])}
+    for name, rollout in (("alone", alone), ("mixed", mixed)):
+        rollout = its.with_logprobs(made, rollout, settings)
+        if name == "alone":
+            found = {(s, i): c.reference_logprobs for s, g in rollout.own.items() for i, c in enumerate(g.completions)}
+            arrays |= {f"logprobs/{slot}-{index}": array for (slot, index), array in everywhere(found).items()}
+        arrays |= {f"{name}/{key}": value for key, value in _first_step(made, rollout, objective, settings).items()}
+    alone = its.with_logprobs(made, alone, settings)
+    rates = []
+    for _ in range(6):
+        result = update.step(made, alone, objective, settings)
+        assert result is not None and not result.skipped
+        rates.append(result.sums["reference_kl"][0] / result.sums["reference_kl"][1])
+    arrays["divergences"] = np.array(rates)
+    return arrays
+
+
+def _first_step(made: Policy, rollout: ShardedGroups, objective: Objective, settings: Config) -> Arrays:
+    """Gradients of a step that takes place but for its end, its loss, and the divergence from the reference."""
+    results: list[StepResult | None] = []
+    gradients = _adapter_gradients if made.has_adapters else _gradients
+    found = gradients(made, lambda: results.append(update.step(made, rollout, objective, settings)))
+    (result,) = results
+    assert result is not None
+    return found | {
+        metric: np.array(result.sums[metric][0] / result.sums[metric][1]) for metric in ("loss", "reference_kl")
+    }
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {  # every part of an objective that sums over tokens, prompts or ranks
@@ -1083,6 +1127,7 @@ def main() -> None:
             adapters_saved,
             adapters_loaded,
             adapters_merged,
+            taught,
             exchanged,
             scheduled,
             roundtrip,

@@ -105,6 +105,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["qwen3-single"] = make(root / "single", "qwen3", False, num_key_value_heads=1)
     for name, layers in (("three", 3), ("six", 6)):
         found[f"llama-{name}"] = make(root / name, "llama", layers == 3, num_hidden_layers=layers)
+    found["qwen3-teacher"] = make(
+        root / "teacher", "qwen3", False, vocab_size=109, hidden_size=96, num_hidden_layers=8, intermediate_size=160
+    )
     found["llama-wide"] = make(root / "wide", "llama", True, vocab_size=16384)
     found["llama-large"] = make(root / "large", "llama", False, **LARGE)
     found["llama-half"] = make(root / "half", "llama", False, **LARGE | {"num_hidden_layers": 8})

@@ -209,6 +209,11 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     },
     "tp4-sp-some": (4, "qwen2-tied", SOME, PRODUCTS["tp4-sp"]),
 }
+TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and layout
+    "one": (1, {"batch": {"micro_batch_tokens": 400}}),
+    **{name: (2, LAYOUTS[name]) for name in ("dp2", "tp2-sp", "pp2", "cp2")},
+    "tp2-adapters": (2, LORA | LAYOUTS["tp2"]),
+}
 # Checkpoints of adapters: ranks and layout, each saved, loaded by the same layout, and moved to one rank and back.
 MOVING = {"algorithm": {"kl_beta": 0.04, "reference_interval": 2}}
 ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -405,6 +410,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         if not name.endswith("16"):
             worlds[world][f"adapted-from-one-{name}"] = ("adapters_loaded", of_one | sections)
             back[f"adapted-to-one-{name}"] = ("adapters_loaded", of_this)
+    for name, (world, sections) in TAUGHT.items():
+        both = {"model": tied, "teacher": str(models["qwen3-teacher"]), **sections}
+        worlds[world][f"taught-{name}"] = ("taught", both)
     found: dict[str, Arrays] = {}
     for world, work in ((1, one), (2, two), (4, four), (1, back)):
         if chosen := {name: case for name, case in work.items() if wanted(name)}:

@@ -171,6 +171,11 @@ def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
         yield item("  ", str(error))
 
 
+def _teacher(key: str, config: Config) -> str:
+    """Return which model the pass of the reference is of, where that is a teacher."""
+    return f", of the teacher {config.algorithm.teacher}" if key == "reference" and config.algorithm.has_teacher else ""
+
+
 def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
     ahead = config.rollout.max_staleness > 0
     old = "generation is ahead, so those of the engines are taken" if ahead else "one update per rollout"
@@ -179,9 +184,9 @@ def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
         if not size.needed:
             yield key, f"not needed: {old if key == 'old_logprobs' else 'kl_beta is 0'}"
         elif size.micro_batch_tokens:
-            yield key, f"micro_batch_tokens {size.micro_batch_tokens:,}"
+            yield key, f"micro_batch_tokens {size.micro_batch_tokens:,}{_teacher(key, config)}"
         else:
-            yield key, f"micro_batch_size {size.micro_batch_size or 'not given'}"
+            yield key, f"micro_batch_size {size.micro_batch_size or 'not given'}{_teacher(key, config)}"
 
 
 def _fixes(fixes: Sequence[Fix]) -> RenderableType:

@@ -56,6 +56,10 @@ PEER_NAMES = {
     **dict.fromkeys(("tau_neg", "sapo_temperature_neg"), "algorithm.gate_negative"),
     **dict.fromkeys(("off_policy_mask_threshold", "off_policy_sequence_mask_delta"), "algorithm.sequence_mask"),
     **dict.fromkeys(("ref_model_sync_steps", "sync_ref_model"), "algorithm.reference_interval"),
+    **dict.fromkeys(
+        ("teacher_model", "teacher_model_name_or_path", "teacher_model.model_path"),
+        "algorithm.teacher, with algorithm.kl_beta above 0",
+    ),
     "ref_model_mixup_alpha": "algorithm.reference_mixup",
     **dict.fromkeys(
         ("vllm_importance_sampling_correction", "enable_vllm_is_correction", "is_correction_enable"),

@@ -99,7 +99,11 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     names = ("load", "engine_start", "sync", "probe")
     phases = [phase for phase in found.phases if phase.name in names]
     phases.append(Phase("evaluation", found.phase("generation").parts))
-    host = {name: size for name, size in found.host.items() if name not in ("checkpoint_copy", "reference_and_policy")}
+    host = {
+        name: size
+        for name, size in found.host.items()
+        if name not in ("checkpoint_copy", "reference_and_policy", "teacher")
+    }
     return replace(found, phases=tuple(phases), host=host)
 
 
@@ -139,6 +143,7 @@ def _estimate(
     probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
     stepping = Phase("optimizer_step", trainer | copies | own | asleep)
+    taught = moments.of_teacher(config, stage)
     transit = _transit(config, state)
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
@@ -147,6 +152,7 @@ def _estimate(
         *(Phase(name, parts | own | asleep) for name, parts in passes.items()),
         *((stepping,) if config.memory.offload_optimizer or copies else ()),
         Phase("logprobs", moments.of_logprobs(arch, config, stage, state) | own | asleep),
+        *((Phase("teacher", taught | resting | own | asleep),) if taught else ()),
         Phase("sync", sync),
         Phase("probe", probing),
         Phase("generation", generation),

@@ -7,7 +7,7 @@ of logits in a pass without gradient, which are small, are counted beside what a
 from __future__ import annotations
 
 from gspo_hpc.config.constants import PROBE_PROMPTS
-from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes, trains_adapters
+from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes, teacher_config, trains_adapters
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import activations, adapters, parameters
@@ -79,7 +79,7 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
 def of_logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
     """A forward pass keeps nothing but what one layer works on."""
     sizes = pass_sizes(config)
-    passes: tuple[PassName, ...] = ("old_logprobs", "reference")
+    passes: tuple[PassName, ...] = ("old_logprobs", *(() if config.algorithm.has_teacher else ("reference",)))
     names = [name for name in passes if sizes[name].needed] or [passes[0]]
     tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
     cp = config.parallel.context_parallel_size
@@ -89,6 +89,17 @@ def of_logprobs(arch: Architecture, config: Config, stage: int, state: parameter
     parts |= {} if "gradients" in moved else {"gradients": state.gradients}
     parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
     return parts
+
+
+def of_teacher(config: Config, stage: int) -> dict[str, int]:
+    """Return what the pass of the teacher takes of a GPU, beside what of the trainer stays there; empty without one."""
+    arch = parameters.teacher(config)
+    if arch is None:
+        return {}
+    cp = config.parallel.context_parallel_size
+    tokens, responses = micro_batch_tokens(config, "reference") / cp, -(-_response_tokens(config, "reference") // cp)
+    own = teacher_config(config)
+    return {"teacher": parameters.teacher_weights(config, stage)} | of_forward(arch, own, stage, tokens, responses)
 
 
 def probe_tokens(config: Config) -> tuple[int, int]:

@@ -20,9 +20,11 @@ from gspo_hpc.config.derived import (
     engines_per_node,
     offloaded_parts,
     reference_is_base,
+    teacher_config,
     trains_adapters,
 )
 from gspo_hpc.config.schema import Config
+from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.estimates import adapters
@@ -225,10 +227,26 @@ def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
         found["checkpoint_copy"] = copy
     elif config.optimizer.distributed:  # whose parts meet in host memory
         found["checkpoint_copy"] = state.optimizer * trainers
-    if config.algorithm.kl_beta > 0 and not reference_is_base(config):
+    if config.algorithm.has_teacher:
+        stages = config.parallel.pipeline_model_parallel_size
+        found["teacher"] = max(teacher_weights(config, one) for one in range(stages)) * trainers
+    elif config.algorithm.kl_beta > 0 and not reference_is_base(config):
         weights = state.gradients // _gradient(config) * _item(config)  # of what is trained
         found["reference_and_policy"] = 2 * weights * trainers
     return found
+
+
+def teacher(config: Config) -> Architecture | None:
+    """Return the architecture of the teacher; None where there is none, or nothing is known of it."""
+    return architecture.find(teacher_config(config)) if config.algorithm.has_teacher else None
+
+
+def teacher_weights(config: Config, stage: int) -> int:
+    """Return the bytes of the teacher's weights on one rank of a pipeline stage; 0 where they are not known."""
+    if (arch := teacher(config)) is None:
+        return 0
+    count = of_rank(arch, teacher_config(config), stage)
+    return (count.dense + count.experts) * _item(config)
 
 
 def _of_engines(arch: Architecture, config: Config, engine: int, sleep_level: int) -> dict[str, int]:

@@ -173,7 +173,7 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
 
 
 def reference(model: Sizes, config: Config, device: Device) -> float:
-    """Return the seconds in which the weights of the reference model and the policy's change places."""
+    """Return the seconds in which the reference and the policy change places, or a teacher comes and goes."""
     at = grid(config)
     own = model.adapters / at.pp or model.parameters / at.model_ranks
     return 0.0 if reference_is_base(config) else 2.0 * own * _ITEM / device.host_bytes_per_s

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.config.derived import passes_needed, updates_per_rollout
+from gspo_hpc.config.derived import passes_needed, teacher_config, updates_per_rollout
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.planning.estimates import devices, engines, passes, rates
+from gspo_hpc.planning.estimates import devices, engines, parameters, passes, rates
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.work import Sizes, Work, sizes, work
 
@@ -105,8 +105,7 @@ def estimate(
         share = 1.0 if whole else 1.0 - 1.0 / updates  # the first update needs none
         seconds["old_logprobs"] = share * passes.seconds(model, config, device, forward, trained, 1, 1.0)
     if needed.reference:
-        seconds["reference"] = passes.seconds(model, config, device, forward, trained, 1, 1.0)
-        seconds["reference"] += passes.reference(model, config, device)
+        seconds["reference"] = _reference(model, config, device, given, trained)
     again = {"full": 1.0, "selective": 0.2}.get(config.memory.recompute_granularity or "", 0.0)
     rounds = config.batch.num_iterations
     factor = passes.update_factor(model)
@@ -126,6 +125,16 @@ def estimate(
         config.run.max_steps,
         config.rollout.max_staleness > 0,
     )
+
+
+def _reference(model: Sizes, config: Config, device: Device, given: Work, trained: float) -> float:
+    """Return the seconds of the pass of the reference, or of the teacher: its weights come to the GPU, and leave it."""
+    own, arch = config, parameters.teacher(config)
+    if arch is not None:
+        own = teacher_config(config)
+        model = sizes(arch, own)
+    forward = passes.forward_flops(model, own, given)
+    return passes.seconds(model, own, device, forward, trained, 1, 1.0) + passes.reference(model, config, device)
 
 
 def of_plan(config: Config, plan: Plan, response_tokens: float | None = None) -> tuple[Times | None, float]:

@@ -1,4 +1,4 @@
-"""Rules of the objective: algorithms/objective.py knows what contradicts what."""
+"""Rules of the objective: algorithms/objective.py knows what contradicts what. Here are those of its teacher, too."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import samples_part_of_distribution
+from gspo_hpc.config.derived import rewards_count, samples_part_of_distribution, teacher_config
 from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.model import ModelRule
 from gspo_hpc.planning.rules.registry import rule
 
 
@@ -17,6 +19,24 @@ class ObjectiveRule(RuleId):
 
     OBJECTIVE_CONSISTENT = auto()
     LOGPROBS_COMPARABLE = auto()
+    TEACHER_CAN_BE_RUN = auto()
+    TEACHER_FITS_LAYOUT = auto()
+    TEACHER_VOCABULARY = auto()
+    TEACHER_ALONE_GRADES_NOTHING = auto()
+
+
+# Rules of a model that is trained which hold for one that only runs forward, with the same layout.
+_OF_TEACHER = (
+    ModelRule.MODEL_CONFIG_READABLE,
+    ModelRule.TENSOR_PARALLEL_HEADS,
+    ModelRule.TENSOR_PARALLEL_KV_HEADS,
+    ModelRule.TENSOR_PARALLEL_QKV_ROWS,
+    ModelRule.TENSOR_PARALLEL_INTERMEDIATE_SIZE,
+    ModelRule.EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE,
+    ModelRule.EXPERT_PARALLEL_EXPERTS,
+    ModelRule.EXPERTS_NEED_SEQUENCE_PARALLEL,
+    ModelRule.LONGEST_SEQUENCE_FITS_POSITIONS,
+)
 
 
 @rule(
@@ -47,4 +67,74 @@ def _comparable(plan: PlanBuilder) -> Iterator[str]:
             f"rollout.temperature ({rollout.temperature:g}) must be 1 with rollout.top_p ({rollout.top_p:g}) and "
             f"rollout.top_k ({rollout.top_k}): vLLM reports log-probs of the whole distribution, which the trainer "
             "computes, only at temperature 1"
+        )
+
+
+def _of_teacher(plan: PlanBuilder) -> PlanBuilder | None:
+    """Return a plan of the teacher in the place of the model; None without a teacher."""
+    if not plan.config.algorithm.has_teacher:
+        return None
+    return PlanBuilder(teacher_config(plan.config), None, plan.models)
+
+
+@rule(
+    ObjectiveRule.TEACHER_CAN_BE_RUN, "`algorithm.teacher` is a model that this version trains, with its own provider"
+)
+def _teacher_family(plan: PlanBuilder) -> Iterator[str]:
+    model, teacher = plan.config.model, plan.config.algorithm.teacher
+    if teacher is None or not plan.config.algorithm.has_teacher:
+        return
+    if model.provider != "own":
+        yield f"algorithm.teacher needs model.provider own: {model.provider} builds no second model here"
+    elif (reason := plan.models.untrained(teacher, model.provider)) is not None:
+        yield f"algorithm.teacher {teacher} cannot be run by this version: {reason.partition('. On GPUs')[0]}"
+
+
+@rule(ObjectiveRule.TEACHER_FITS_LAYOUT, "the trainer's layout divides `algorithm.teacher` as it divides the model")
+def _teacher_layout(plan: PlanBuilder) -> Iterator[str]:
+    if (taught := _of_teacher(plan)) is None:
+        return
+    from gspo_hpc.planning.rules.stages import StageRule  # only here: rules are listed in the order of their files
+
+    layers = (StageRule.PIPELINE_PARALLEL_LAYERS, StageRule.UNEVEN_PIPELINE_LAYERS, StageRule.UNEVEN_PIPELINE_CHUNKS)
+    for name in (*_OF_TEACHER, *layers):
+        for message in registry.rules()[name].check(taught):
+            yield f"algorithm.teacher has the trainer's layout: {message.replace('of the model', 'of the teacher')}"
+
+
+@rule(ObjectiveRule.TEACHER_VOCABULARY, "the vocabulary of `algorithm.teacher` has at least the rows of the model's")
+def _teacher_vocabulary(plan: PlanBuilder) -> Iterator[str]:
+    """The rows beyond the tokenizer's are padding, but an engine may sample them."""
+    if (taught := _of_teacher(plan)) is None:
+        return
+    own, its = (one.model_file.size("vocab_size") for one in (plan, taught))
+    if own is not None and its is not None and its < own:
+        yield (
+            f"vocab_size ({its}) of algorithm.teacher must be at least that of the model ({own}): the teacher has no "
+            "row for tokens that the policy may sample"
+        )
+
+
+@rule(
+    ObjectiveRule.TEACHER_ALONE_GRADES_NOTHING,
+    "where no reward function has a weight, there is no dynamic sampling, and without any function no evaluation",
+    Topic.OBJECTIVE,
+    estimable=True,
+)
+def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    if rewards_count(config):
+        return
+    if config.rollout.dynamic_sampling and config.rollout.dynamic_sampling_metric is None:
+        yield (
+            "rollout.dynamic_sampling replaces groups whose rewards are equal, and with algorithm.teacher as the only "
+            "signal all are: set rollout.dynamic_sampling=false, or give a reward function a weight"
+        )
+    held_out = (
+        "data.eval" if config.data.eval is not None else "data.train_ratio" if config.data.train_ratio < 1 else ""
+    )
+    if held_out and not config.reward.functions:
+        yield (
+            f"{held_out} gives prompts for evaluation, and no reward function grades their answers: give one, with "
+            "weight 0 where it is to have no part in training, or no such prompts"
         )

@@ -84,7 +84,7 @@ def _load_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> 
         raise ValueError(
             "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
         )
-    return hub_data.with_files(hub.with_folder(config))
+    return hub_data.with_files(hub.with_folder(config, teacher=False))
 
 
 def lack_of_memory(config: Config) -> str | None:

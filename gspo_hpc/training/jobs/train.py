@@ -65,7 +65,7 @@ from gspo_hpc.training.observers.record import SampleRecord
 from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
-from gspo_hpc.training.reference import Reference, moving
+from gspo_hpc.training.reference import AnyReference, load_teacher, moving, reference_of, refuse_other_teacher
 from gspo_hpc.training.serving import generators
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.link import GeneratorLink
@@ -226,30 +226,30 @@ class TrainingJob:
         where = f"{self._run.path}, attempt {self._attempt.number}, {start}"
         self._console.header(headlines.opening(self._config, plan.make_plan(self._config), where, prompts))
 
-    def _load_policy(self, prompts: tuple[int, int]) -> tuple[Policy, Reference | None, Progress]:
+    def _load_policy(self, prompts: tuple[int, int]) -> tuple[Policy, AnyReference | None, Progress]:
         """Return the policy as the newest whole checkpoint has it, or as model.path does, and where the run stands."""
         config, ranks = self._config, self._ranks
-        arch = read_architecture(config)
         whole = newest_checkpoint(self._run, ranks, self._console)
         self._show_start(whole, prompts)
         mark("loading")
-        policy = Policy(arch, config, ranks)
-        with_reference = derived.passes_needed(config).reference
-        first_reference = with_reference and not config.algorithm.moves_reference
-        if whole is None or policy.has_adapters or first_reference:  # else a checkpoint has all weights
+        teacher = load_teacher(config, ranks)  # before the policy: each is on the GPU alone while it is loaded
+        policy = Policy(read_architecture(config), config, ranks)
+        if whole is None or policy.has_adapters or derived.reference_is_start(config):  # else a checkpoint has all
             policy.load(str(config.model.path))
-        reference = Reference(policy) if with_reference else None
+        reference = reference_of(policy, teacher)
         policy.make_optimizer()
         with waiting():
             barrier(ranks.device)
         logged = cut_metrics(self._run, whole, ranks)
         weights = AdaptiveWeights.first(objective.resolve(config.algorithm))
+        fingerprint = None if teacher is None else teacher.fingerprint
         if whole is None:
-            return policy, reference, Progress(evaluated=logged >= 0, weights=weights)
+            return policy, reference, Progress(evaluated=logged >= 0, weights=weights, teacher=fingerprint)
         if (before := read_layout(whole)) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole, moving(reference, config))
         state = CheckpointState.read(whole, ranks.exchange)
+        refuse_other_teacher(state.teacher, fingerprint, config.algorithm.teacher)
         groups = ranks.exchange.gather_table(state.groups)
         record = state.record if logged < state.cursor.step else None
         # Another layout rounds differently, so gaps are compared with its own first ones.
@@ -262,6 +262,7 @@ class TrainingJob:
             baseline=baseline,
             ahead=state.ahead,
             weights=None if weights is None else state.weights or weights,
+            teacher=fingerprint,
         )
         return policy, reference, resumed
 

@@ -223,7 +223,8 @@ class Console:
             return
         if self._first_entropy is None:
             self._first_entropy = entropy
-        if entropy < COLLAPSED * self._first_entropy and (record.get("reward_std") or 0.0) == 0.0:
+        equal = "reward_std" in record and (record["reward_std"] or 0.0) == 0.0
+        if entropy < COLLAPSED * self._first_entropy and equal:
             if self._tell("collapse"):
                 fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(entropy)} nats"
                 yield f"{fell} and all rewards are equal: the policy has collapsed, or the task is learned"

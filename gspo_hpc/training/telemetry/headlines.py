@@ -39,7 +39,8 @@ def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) ->
     engines = plan.layout.get("num_engines", 1)
     adapter = trained.adapter(config)
     what = f"{adapter} of {config.model.path}" if adapter else config.model.path
-    begins = f"{config.algorithm.name} trains {what} on {machines}{unit}{'s' * (config.world_size > 1)}"
+    taught = f", taught by {config.algorithm.teacher}," if config.algorithm.has_teacher else ""
+    begins = f"{config.algorithm.name} trains {what}{taught} on {machines}{unit}{'s' * (config.world_size > 1)}"
     completions, per_prompt = int(q["generation_batch_size"]), int(q["num_generations"])
     updates = int(q["steps_per_generation"]) * config.batch.num_iterations
     rollout = f"{completions:,} completions ({completions // per_prompt:,} prompts x {per_prompt})"

@@ -46,6 +46,7 @@ from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal
+from gspo_hpc.training import reference
 from tests.torch.ledger.node import Node
 from tests.torch.ledger.sizes import ITEMS, Travelling, merging, of_head, travelling
 from tests.torch.ledger.world import World
@@ -110,7 +111,11 @@ class Job:
         rollout, cp = self.config.rollout, self.config.parallel.context_parallel_size
         if name == "probe":
             return -(-min(rollout.probe_tokens, 4 * rollout.max_prompt_length) // cp)
-        passes = ["update"] if name == "update" else [p for p in ("old_logprobs", "reference") if self.sizes[p].needed]
+        if name in ("update", "teacher"):
+            passes = ["reference" if name == "teacher" else name]
+        else:
+            own = ("old_logprobs",) if self.config.algorithm.has_teacher else ("old_logprobs", "reference")
+            passes = [p for p in own if self.sizes[p].needed]
         sizes = [self.sizes[one] for one in passes or ["old_logprobs"]]
         return max(
             -(-(one.micro_batch_tokens or (one.micro_batch_size or 1) * rollout.max_response_length) // cp)
@@ -320,6 +325,46 @@ def probe_pass(policy: LedgerPolicy) -> None:
     """Move the state as the trainer's pass over the probe does, beside engines that have their weights."""
     policy.settle()
     policy.job.forward("probe")
+
+
+class Taught:
+    """The model of a teacher, as training.reference has it: its weights come to the card and leave it."""
+
+    def __init__(self, job: Job, ranks: Ranks) -> None:
+        """Load the weights, beside nothing but the context."""
+        self.job, self.ranks = job, ranks
+        job.node.put(job.world.rank, OWN, job.parts("load")[OWN])
+        self._weights = Buffer(job, "teacher", parameters.teacher_weights(job.config, job.estimate.stage))
+
+    def restore(self) -> None:
+        """See Policy."""
+        self._weights.restore()
+
+    def offload(self, parts: Any) -> None:
+        """See Policy."""
+        assert parts == {"weights"}
+        self._weights.offload(())
+
+    def forward(self) -> None:
+        """Hold what its pass takes: a head of its own, and layers as the plan has them."""
+        job, arch = self.job, parameters.teacher(self.job.config)
+        assert arch is not None
+        parallel, head = job.config.parallel, {}
+        if job.estimate.stage == parallel.pipeline_model_parallel_size - 1:
+            rows = -(-arch.vocab_size // parallel.tensor_model_parallel_size)
+            item = ITEMS[job.config.model.dtype]
+            size = of_head(job.responses("teacher"), arch.hidden_size, rows, item, with_gradient=False, frozen=False)
+            head = {"blocks of logits": size}
+        job._hold("teacher", {"activations": job.parts("teacher")["activations"]} | head)
+
+
+def teacher(job: Job, ranks: Ranks) -> reference.Teacher:
+    """Return a teacher with its own moves, of a model that counts."""
+    made = object.__new__(reference.Teacher)
+    model: Any = Taught(job, ranks)
+    made._model, made.fingerprint = model, ""
+    made._leave()
+    return made
 
 
 class Reference:

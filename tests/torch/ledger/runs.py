@@ -30,7 +30,7 @@ from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
-from gspo_hpc.training import bringup, loop, phases, probe, sync
+from gspo_hpc.training import bringup, loop, phases, probe, reference, sync
 from gspo_hpc.training import checkpoints as saves
 from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
@@ -40,6 +40,7 @@ from gspo_hpc.training.observers.base import Observers
 from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.reference import Teacher
 from gspo_hpc.training.session import Session
 from gspo_hpc.training.sync import EngineWeights, WeightSync
 from tests.torch.ledger import parts
@@ -50,6 +51,7 @@ from tests.torch.ledger.world import World
 
 PRESETS = sorted(path.stem for path in paths.PRESETS.glob("*.yaml") if not path.stem.endswith("cpu"))
 EVENTS = ["run.max_steps=9", "data.eval=eval.jsonl", "eval.interval=1", "eval.before=true", "checkpoint.interval=3"]
+_NOTHING = SimpleNamespace(logprobs={})  # of a pass
 PROMPT_LOGPROBS = engines.Engine.prompt_logprobs
 
 
@@ -68,6 +70,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         place = world.rank
         device = torch.device("cuda", place)
         ranks = Ranks(place, world.size, place, device, place, world.size, 0, 1, 0, 1, 0, 1, 1)
+        teacher = parts.teacher(job, ranks) if config.algorithm.has_teacher else None
         policy = LedgerPolicy(job, ranks)
         if cursor.step > 0:
             parts.load(policy)
@@ -85,7 +88,7 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         data = data_of(recipe)
         weights = EngineWeights(weight_sync, worker, clock)
         sampler = ColocatedSampler(recipe, data, worker, weights, rollouts, Observers(), clock)
-        session = session_of(job, policy, recipe, data, sampler, worker, weights, clock)
+        session = session_of(job, policy, recipe, data, sampler, worker, weights, clock, teacher)
         progress = Progress(cursor, job.groups.get(place), evaluated=cursor.step > 0)
         loop.train(session, progress)
         worker.close()
@@ -122,11 +125,12 @@ def session_of(
     worker: Any,
     weights: Any,
     clock: Any,
+    teacher: Teacher | None = None,
 ) -> Session:
     """The parts of one training rank's loop, whose engines are the worker's."""
     observers = Observers()
     saver: Any = parts.Saver(policy)
-    reference: Any = parts.Reference() if job.config.algorithm.kl_beta > 0 else None
+    reference: Any = teacher or (parts.Reference() if job.config.algorithm.kl_beta > 0 else None)
     recorder: Any = SimpleNamespace(record=lambda before, progress, *a: {"step": progress.cursor.step})
     return Session(
         recipe=recipe,
@@ -164,6 +168,8 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
     monkeypatch.setattr(loop.update, "step", parts.train_step)
     monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
+    monkeypatch.setattr(reference, "logprob_pass", lambda model, *a, **k: model.forward() or _NOTHING)
+    monkeypatch.setattr(reference, "with_values", lambda groups, values, change: groups)
     monkeypatch.setattr(probe, "score", lambda policy, *a: SimpleNamespace(logprobs=probed(policy)))
     monkeypatch.setattr(engines.Engine, "cached_tokens", lambda self, tokens: 0)
     monkeypatch.setattr(engines.Engine, "top_logprobs", lambda self, sequences, count: [np.zeros((2, count))])
@@ -209,7 +215,7 @@ def agree(job: Job, planned: Phase, peak: int) -> bool:
     """
     loading = "sync" if job.config.rollout.mode == "colocate" else "generation"
     spare = {loading: GATHER_BUCKET_BYTES["cuda"]} if job.arch.experts is not None else {}
-    spare |= dict.fromkeys(("probe", "logprobs", "head_backward"), 2 * LEAST)
+    spare |= dict.fromkeys(("probe", "logprobs", "teacher", "head_backward"), 2 * LEAST)
     return -ALIGNMENT <= planned.total - peak <= spare.get(planned.name, 0)
 
 

@@ -79,6 +79,31 @@ def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyP
     assert again.node.host == pytest.approx(host, abs=job.world.size), (again.node.host / 2**30, host / 2**30)
 
 
+TAUGHT = {  # preset, teacher, other settings
+    "tp2": ("qwen2.5_7b_tp2", "Qwen2.5-14B", ()),
+    "tp2_pp2_weights_stay": ("qwen2.5_7b_tp2_pp2", "Qwen2.5-14B", ("memory.offload_parts=[optimizer,gradients]",)),
+    "adapters": ("qwen3_4b_lora_1gpu", "Qwen3-8B", ()),
+}
+
+
+@pytest.mark.parametrize("case", TAUGHT)
+def test_a_teacher_computes_while_the_trainer_is_away(case: str, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """Would miss a teacher that stays on the card beside an update or an engine, and one whose size is the model's."""
+    preset, teacher, more = TAUGHT[case]
+    taught = [f"algorithm.teacher={teacher}", "algorithm.kl_beta=1.0", *more]
+    job = job_of(loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, *taught]), model, 1, SCRIPT)
+    end = run(job, Cursor(), monkeypatch, model)
+    again = job_of(job.config, model, 2, {})
+    assert run(again, end, monkeypatch, model).step == 9
+    own = parameters.of_rank(job.arch, job.config, job.estimate.stage)
+    assert parameters.teacher_weights(job.config, job.estimate.stage) > 1.5 * 2 * (own.dense + own.experts)
+    for plan in job.estimate.phases:
+        peak = max(job.node.peaks[plan.name], again.node.peaks[plan.name])
+        if plan.name in job.node.peaks or plan.name != "logprobs":
+            assert agree(job, plan, peak), (plan.name, peak / 2**30, plan.total / 2**30)
+    assert again.node.host == pytest.approx(host_of(job), abs=job.world.size)
+
+
 # Syncs of the run, and the call of each that rank 0's engine does not survive.
 DEATHS = {1: "finish_weight_update", 4: "wake_up", 7: "start_weight_update", 10: "update_weights"}
 CALLS = sorted(DEATHS.values())

@@ -27,6 +27,7 @@ from gspo_hpc.training.agreement.gap import Baseline, Gap, excess
 from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
 from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
 from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.reference import refuse_other_teacher
 from gspo_hpc.training.sync import EngineWeights, Synced
 from tests.torch.exchange.ranks import on_ranks
 from tests.torch.exchange.test_exchange import make_groups
@@ -83,6 +84,15 @@ def test_any_number_of_ranks_reads_what_others_wrote(readers: int, tmp_path: Pat
     parts = on_ranks(readers, work)
     assert sorted(line for part in parts for line in part) == sorted(group.to_json() for group in groups)
     assert readers == 1 or max(map(len, parts)) < 5
+
+
+def test_a_run_goes_on_with_the_teacher_that_it_began_with(tmp_path: Path) -> None:
+    CheckpointState(CURSOR, [], None, teacher="0f").write(tmp_path)
+    found = CheckpointState.read(tmp_path)
+    assert found.teacher == "0f" and Progress(found.cursor, teacher="0f").checkpoint_state({}).teacher == "0f"
+    refuse_other_teacher(found.teacher, "0f", "models/teacher")
+    with pytest.raises(ValueError, match="algorithm.teacher models/teacher has other weights than those that this run"):
+        refuse_other_teacher(found.teacher, "1f", "models/teacher")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

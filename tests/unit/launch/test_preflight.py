@@ -178,7 +178,29 @@ KIND = {  # what the refusal has to say in these cases
     "reward: a class": "'mark' is a class",
     "reward: imported": "'mark' is imported",
     "data: less than a rollout": "give more of them",
+    "teacher: another tokenizer": 'another tokenizer than model.path model: token "a" has the number 0, not none',
+    "teacher: no tokenizer": "teacher has none of tokenizer.json",
+    "teacher: a shard is missing": "model-2.safetensors is missing",
+    "teacher: without a weight": "algorithm.teacher needs a weight",
+    "teacher: another family": "algorithm.teacher teacher cannot be run by this version",
 }
+TAUGHT = ("algorithm.teacher=teacher", "algorithm.kl_beta=1.0")
+
+
+def taught(name: str = "tokenizer.json", content: str | None = None) -> Fault:
+    """A teacher of the model's sizes with another content of one of its files; without that file if it is None."""
+
+    def fault(project: Path) -> Words:
+        model_folder(project / "teacher")
+        if content is None:
+            (project / "teacher" / name).unlink()
+        else:
+            (project / "teacher" / name).write_text(content)
+        return list(TAUGHT)
+
+    return fault
+
+
 MESSAGES = [{"role": "user", "content": "a"}]
 
 # The first half was known when the checks were written, the other half was not.
@@ -241,6 +263,11 @@ HELD_OUT: dict[str, Fault] = {
     "reward: an expression that is none": reward('regex, args: {pattern: "("}'),
     "reward: an expression is missing": reward("regex"),
     "reward: an answer without a number": rows(*[ROW | {"answer": "none"}] * 40),
+    "teacher: another tokenizer": taught(content='{"model": {"vocab": {"a": 0}}}'),
+    "teacher: no tokenizer": taught(),
+    "teacher: a shard is missing": taught("model-2.safetensors"),
+    "teacher: without a weight": words("algorithm.teacher=model"),
+    "teacher: another family": taught("config.json", json.dumps(MODEL | {"architectures": ["GPT2LMHeadModel"]})),
     "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
     "data: a data set without its file": words("data.train=openai/gsm8k"),
     "reward: a class": own("class mark:\n    pass\n"),

@@ -69,6 +69,25 @@ LEARNT: dict[str, Records] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("distances", "grade", "said"),
+    [
+        ([0.5, 0.4, 0.1], "learnt", "divergence from the teacher 0.5000 -> 0.1000 nats a token"),
+        ([0.1, 0.2, 0.3], "doubtful", "may have learnt nothing: the policy came no nearer to its teacher"),
+    ],
+)
+def test_a_run_that_has_a_teacher_alone_is_judged_by_its_distance(
+    distances: list[float], grade: str, said: str
+) -> None:
+    """Its records have no reward: it would be said that no completion got one."""
+    records = [
+        {"step": at + 1, "rollout": at, "seconds": 1.0, "loss": 0.1, "empty": 0, "grad_norm": 0.5, "reference_kl": one}
+        for at, one in enumerate(distances)
+    ]
+    found = learning.judge(records)
+    assert found is not None and found.grade == grade and said in f"{found.numbers}; {found.worry}"
+
+
 @pytest.mark.parametrize(("records", "why"), NOTHING.values(), ids=NOTHING)
 def test_a_run_without_a_gradient_learnt_nothing(records: Records, why: str) -> None:
     found = learning.judge(records)
