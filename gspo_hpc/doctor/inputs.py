@@ -36,10 +36,11 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
     _reward_functions(section, config, first, load_functions)
-    for check in (preflight.notifications, preflight.observers, preflight.prometheus, preflight.run_directory):
+    may_be_elsewhere = (preflight.teacher, preflight.prometheus)
+    for check in (preflight.notifications, preflight.observers, *may_be_elsewhere, preflight.run_directory):
         for problem in check(config):
             text = "; ".join(line.strip() for line in f"{problem.key}: {problem.text}".splitlines())
-            tell = section.warn if check is preflight.prometheus and problem.absent else section.fail
+            tell = section.warn if check in may_be_elsewhere and problem.absent else section.fail
             tell(check.__name__.replace("_", " "), text, problem.fix or "correct this setting, or what it names")
     return section.findings
 

@@ -75,11 +75,13 @@ def check(draft: Draft) -> None:
     draft.credit("algorithm.name", "rlhf_type")
     for name in ("teacher_model", "teacher_model_server", "chord_sft_dataset", "advantage_reweight"):
         if draft.texts(name):
-            draft.refuse(f"{draft.label(name)}: the loss follows more than rewards then, which has no counterpart here")
+            of_teacher = "; here algorithm.teacher names a teacher, and algorithm.kl_beta its weight"
+            more = of_teacher if name.startswith("teacher") else ", which has no counterpart here"
+            draft.refuse(f"{draft.label(name)}: the loss follows more than rewards then{more}")
     if draft.number("sdar_loss_coef", 0.0):
         draft.refuse(f"{draft.label('sdar_loss_coef')}: the loss has a term of distillation then")
     if draft.whole("teacher.gpus", 0, least=0):
-        draft.refuse(f"{draft.label('teacher.gpus')}: there is no distillation here")
+        draft.refuse(f"{draft.label('teacher.gpus')}: settings of a teacher are not carried over")
 
 
 def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = None) -> tuple[int, int]:

@@ -90,7 +90,10 @@ def _words(run: RunData) -> Iterator[str]:
         model = Path(config.model.path).name if config.model.path else None
         grade = exactness.assess(config).grade
         adapter = trained.adapter(config)
-        yield from filter(None, (config.algorithm.name.upper(), model, adapter, config.model.dtype, ranks, grade))
+        teacher = f"taught by {config.algorithm.teacher}" if config.algorithm.has_teacher else None
+        yield from filter(
+            None, (config.algorithm.name.upper(), model, adapter, teacher, config.model.dtype, ranks, grade)
+        )
     begun = unix_time(run.info.get("created")) or next((one.started for one in run.attempts if one.started), None)
     if begun is not None:
         yield f"started {when(begun)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo_hpc.config.constants import OVERCLIPPED
-from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
+from gspo_hpc.config.derived import engine_dtype, rewards_count, updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.excerpts import one_line
 from gspo_hpc.diagnose.registry import Finding, symptom
@@ -256,6 +256,8 @@ def reward_function_failures(run: Evidence) -> Finding | None:
 def clipping_never_active(run: Evidence) -> Finding | None:
     """Find a clip range that never has an effect."""
     clip = run.config.algorithm
+    if not rewards_count(run.config):  # a teacher is the only signal, and has no clip range
+        return None
     if updates_per_rollout(run.config.batch) == 1:
         if len(run.records) < ENOUGH:
             return None

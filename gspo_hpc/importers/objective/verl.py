@@ -69,7 +69,10 @@ def put(draft: Draft) -> None:
     elif draft.given(f"{ACTOR}.entropy_coeff"):
         draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
     if draft.switch("distillation.enabled"):
-        draft.refuse("distillation.enabled=True: the loss follows a teacher too, which has no counterpart here")
+        draft.refuse(
+            "distillation.enabled=True: the loss follows a teacher too, by terms of its own that are not carried over; "
+            "here algorithm.teacher with algorithm.kl_beta is on-policy distillation"
+        )
 
 
 # What decides the objective, whatever stands before it in a name.
@@ -128,17 +131,24 @@ def _divergence(draft: Draft) -> None:
 
 
 def _reference(draft: Draft) -> None:
-    """Report a reference that is another model: here it is the one that the run begins with."""
+    """Put a reference that is another model, which is a teacher here."""
     name, own = "actor_rollout_ref.ref.model.path", "actor_rollout_ref.model.path"
     if not draft.given(name):
         return
     if draft.values[name] == draft.values.get(own):
         draft.credit("model.path", name)
         return
-    text = "the reference is the model that the run begins with"
-    draft.drop(name, text)
-    if draft.switch("algorithm.use_kl_in_reward") or draft.switch(f"{ACTOR}.use_kl_loss"):
-        draft.assumed.append(f"{draft.label(name)}: {text}")
+    path, weight = draft.text(name), draft.settings["algorithm.kl_beta"][0] if _has_divergence(draft) else 0.0
+    if not path or not weight:
+        draft.drop(name, "there is no KL term, so no reference is read" if not weight else "it names no model")
+        return
+    draft.keep("algorithm.teacher", name, path)
+    if "algorithm.kl_estimator" not in draft.settings:  # a teacher has another default
+        draft.put("algorithm.kl_estimator", "k3")
+
+
+def _has_divergence(draft: Draft) -> bool:
+    return bool(draft.switch("algorithm.use_kl_in_reward") or draft.switch(f"{ACTOR}.use_kl_loss"))
 
 
 _OF_REWARDS = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.type", "algorithm.kl_penalty")

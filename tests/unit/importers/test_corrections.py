@@ -154,16 +154,19 @@ def test_weights_of_the_kl_term_are_told() -> None:
     assert "KL term, too" not in convert(f"{SWIFT} --{OWN} token_truncate", gpus=1).text
 
 
-def test_another_model_as_reference_is_told() -> None:
+def test_another_model_as_reference_is_a_teacher() -> None:
     name = "actor_rollout_ref.ref.model.path"
     given = f"{VERL} actor_rollout_ref.model.path=a/b {ACTOR}.use_kl_loss=True +{name}"
     found = convert(f"{given}=c/d")
-    assert {item.name: item.why for item in found.left}[name] == "the reference is the model that the run begins with"
-    assert any(line.startswith(f"{name}=c/d: ") for line in found.assumed)
+    assert (found.config.algorithm.teacher, found.config.algorithm.kl_estimator) == ("c/d", "k3")
+    assert name in {item.name for item in found.carried} and found.config.algorithm.kl_beta == 0.001
+    quadratic = convert(f"{given}=c/d {ACTOR}.kl_loss_type=mse").config.algorithm
+    assert (quadratic.teacher, quadratic.kl_estimator) == ("c/d", "k2")
     same = convert(f"{given}=a/b")
     assert name in {item.name for item in same.carried} and not any(name in line for line in same.assumed)
     unread = convert(f"{given.replace('use_kl_loss=True', 'use_kl_loss=False')}=c/d")
-    assert not any(name in line for line in unread.assumed)
+    assert not any(name in line for line in unread.assumed) and unread.config.algorithm.teacher is None
+    assert {item.name: item.why for item in unread.left}[name] == "there is no KL term, so no reference is read"
 
 
 def test_quantized_weights_are_told() -> None:

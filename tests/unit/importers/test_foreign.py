@@ -176,7 +176,7 @@ def test_a_distillation_of_verl_is_refused_for_what_it_is() -> None:
         error.value
     )
     found = convert(f"{run} {mode}")
-    assert {item.given: item.why for item in found.left}[mode] == "there is no distillation here"
+    assert {item.given: item.why for item in found.left}[mode] == "settings of a teacher are not carried over"
 
 
 @pytest.mark.parametrize(

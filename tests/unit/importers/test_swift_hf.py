@@ -129,7 +129,7 @@ def test_groups_of_workers_on_gpus_of_their_own() -> None:
     config = found.config
     assert (config.cluster.gpus_per_node, config.rollout.mode, config.rollout.engines_per_node) == (8, "server", 2)
     assert any("the group rollout runs beside the trainer" in line for line in found.differs)
-    with pytest.raises(ValueError, match="there is no distillation here"):
+    with pytest.raises(ValueError, match="settings of a teacher are not carried over"):
         convert(RAY.format(groups="teacher: {gpus: 2, teacher_model: m}\n"))
 
 
