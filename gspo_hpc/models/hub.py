@@ -71,14 +71,16 @@ def with_folder(config: Config, *, teacher: bool = True) -> Config:
 
 def _with_model(config: Config, find: Callable[[str, str], str]) -> Config:
     path = config.model.path
-    return config if path is None else replace(config, model=replace(config.model, path=find(path, "model.path")))
+    if path is None or (found := find(path, "model.path")) == path:
+        return config
+    return replace(config, model=replace(config.model, path=found))
 
 
 def _with_teacher(config: Config, find: Callable[[str, str], str]) -> Config:
     teacher = config.algorithm.teacher
-    if teacher is None:
+    if teacher is None or (found := find(teacher, "algorithm.teacher")) == teacher:
         return config
-    return replace(config, algorithm=_taught_by(config, find(teacher, "algorithm.teacher")))
+    return replace(config, algorithm=_taught_by(config, found))
 
 
 def _taught_by(config: Config, teacher: str | None) -> AlgorithmSettings:

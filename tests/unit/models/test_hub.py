@@ -131,3 +131,19 @@ def test_which_paths_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     if not name:
         with pytest.raises(ValueError, match="does not exist: give a Hugging Face model folder, or"):
             hub.with_folder(from_dict({"model": {"path": path}}))
+
+
+def test_a_teacher_comes_from_the_cache_as_the_model_does(server: str) -> None:
+    """Commands that do not train need none."""
+    given = {"model": {"path": "acme/tiny"}, "algorithm": {"teacher": "acme/tiny", "kl_beta": 1.0}}
+    config = from_dict(given)
+    assert fetched(server, "acme/tiny").returncode == 0
+    folder = str(hub.cached("acme/tiny"))
+    for found in (hub.with_cached_folder(config), hub.with_folder(config)):
+        assert (found.model.path, found.algorithm.teacher) == (folder, folder)
+    assert hub.with_folder(config, teacher=False).algorithm.teacher is None
+    nowhere = from_dict({"model": {"path": folder}, "algorithm": {"teacher": "./nowhere", "kl_beta": 1.0}})
+    with pytest.raises(
+        ValueError, match=r"^algorithm.teacher ./nowhere does not exist: give a Hugging Face model folder"
+    ):
+        hub.with_folder(nowhere)
