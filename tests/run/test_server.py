@@ -2,7 +2,8 @@
 
 Costs eight starts of training ranks and an engine, about four minutes. It would catch a rollout that depends on
 where engines are, an engine's death that training notices, and whatever of a rollout ahead a kill loses or repeats:
-completions of weights that are gone, a checkpoint that needs them, old log-probs of other weights.
+completions of weights that are gone, a checkpoint that needs them, old log-probs of other weights, further rounds of a
+rollout whose groups had no signal (rollout.dynamic_sampling) under other weights or with other prompts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from tests.run import harness
 GENERATOR = 2  # the rank that generates
 APART = ("cluster.gpus_per_node=3", "rollout.mode=server", "rollout.engines_per_node=1")
 AHEAD = (*APART, "rollout.max_staleness=1", "checkpoint.interval=3")  # between updates, and between rollouts
+# Groups without signal are replaced by those of further rounds, by which a rollout ahead is met unfinished more often.
+REPLACED = ("rollout.dynamic_sampling=true", "rollout.max_num_gen_batches=5")
 # A reference that moves after steps 4 and 6: what a kill loses or repeats of it is seen in later updates.
 MOVING = ("algorithm.kl_beta=0.05", "algorithm.reference_interval=3", "algorithm.reference_mixup=0.5")
 # Grading takes long enough for a rollout to be met unfinished while the one before is trained on.
@@ -80,18 +83,20 @@ MOMENTS: list[tuple[str, Callable[[Path], bool], int]] = [  # and the rank that 
 def test_one_rollout_ahead_it_resumes_bit_for_bit(tiny_config: Path, tmp_path: Path) -> None:
     whole, log = tmp_path / "whole", tmp_path / "log"
     process = harness.start(
-        harness.command(tiny_config, whole, *harness.OVERRIDES, *AHEAD, *SLOW, *MOVING), log, **SECONDS
+        harness.command(tiny_config, whole, *harness.OVERRIDES, *AHEAD, *REPLACED, *SLOW, *MOVING), log, **SECONDS
     )
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     rows = {row["step"]: row for row in harness.metrics(whole) if row["step"]}
     assert [rows[step]["staleness"] for step in sorted(rows)] == [0, 0, *[2] * (harness.STEPS - 2)]
     assert [rows[step]["weights_version"] for step in (1, 3, 5, 7)] == [0, 0, 2, 4]
+    assert [row["zero_variance_groups"] for row in rows.values()] == [0] * harness.STEPS
+    assert max(row.get("rollout/rounds", 0) for row in rows.values()) > 1, "no group was replaced"
     # The first update on completions of older weights has ratios other than 1: the old log-probs are those of the
     # weights that sampled.
     assert rows[1]["ratio_deviation_max"] < 1e-5 < rows[3]["ratio_deviation_max"], rows[3]
 
     run_dir = tmp_path / "run"
-    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *AHEAD, *SLOW, *MOVING)
+    command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *AHEAD, *REPLACED, *SLOW, *MOVING)
     for name, moment, rank in MOMENTS:
         process = harness.start(command, log, **SECONDS)
         harness.wait_for(lambda moment=moment: moment(run_dir), process, log)

@@ -17,16 +17,10 @@ _LEAST = 2  # with 1, nothing could be replaced
 
 
 def _put(draft: Draft, name: str, differs: str, read: Sequence[str]) -> bool:
-    """Put that groups are replaced; False where they cannot be. `read`: arguments that are read with `name` only."""
+    """Put that groups are replaced; False where they are not. `read`: arguments that are read with `name` only."""
     if not draft.switch(name):
         for other in filter(draft.given, (name, *read)):
             draft.drop(other, report.OFF if other == name else f"it is read with {name} only")
-        return False
-    if draft.settings.get("rollout.mode", ("colocate", ""))[0] == "server":
-        text = "groups are replaced here only where engines share the trainer's GPUs (rollout.mode colocate)"
-        for other in filter(draft.given, (name, *read)):
-            draft.drop(other, text)
-        draft.assumed.append(f"{draft.label(name)}: {text}")
         return False
     draft.put(_KEY, True, name, differs)
     return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.planning.builder import PlanBuilder, show
-from gspo_hpc.planning.rules.ids import RuleId, Topic
+from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
 
 
@@ -22,7 +22,6 @@ class DataRule(RuleId):
     DYNAMIC_SAMPLING_MAY_DRAW_MORE = auto()
     DYNAMIC_SAMPLING_METRIC_IS_GIVEN = auto()
     OVERSAMPLING_WITHIN_BOUND = auto()
-    DYNAMIC_SAMPLING_NEEDS_COLOCATE = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -118,20 +117,6 @@ def _oversampling(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"rollout.oversampling_factor ({rollout.oversampling_factor:g}) must not be above "
             f"rollout.max_num_gen_batches ({rollout.max_num_gen_batches}), the rollouts of prompts that one may draw"
-        )
-
-
-@rule(
-    DataRule.DYNAMIC_SAMPLING_NEEDS_COLOCATE,
-    "`rollout.dynamic_sampling` needs `rollout.mode: colocate`",
-    Topic.ENGINES,
-    estimable=True,
-)
-def _colocate(plan: PlanBuilder) -> Iterator[str]:
-    if plan.config.rollout.dynamic_sampling and plan.server:
-        yield (
-            "rollout.dynamic_sampling needs rollout.mode colocate: engines with GPUs of their own are asked for whole "
-            "rollouts, whose prompts must be known before"
         )
 
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -127,19 +127,22 @@ class RemoteEngines:
                 raise Interrupted
         self._open.clear()
 
-    def read(self, folder: Path, fingerprint: str, files: Mapping[str, int], count: int) -> dict[int, Group]:
-        """Return this rank's share of the `count` groups in the journals of a folder, by slot; `files`: their sizes.
+    def read(self, call: Call, answer: Answer) -> dict[int, Group]:
+        """Return this rank's share of the groups that a call asked for, by slot, from the journals.
 
-        Raises RuntimeError where a group is missing.
+        Raises RuntimeError where one is missing, and TimeoutError where a file of another node is not seen here.
         """
+        folder, asked = call.folder, set(call.request.slots)
 
         def content(name: str) -> dict[int, Group]:
-            _wait_until_visible(folder / name, files[name])
-            return journal.read_journal(folder / name, fingerprint)
+            # What engines have just written may not be listed on this node yet.
+            _wait_until_visible(folder / name, answer.files[name])
+            found = journal.read_journal(folder / name, call.fingerprint)
+            return {slot: group for slot, group in found.items() if slot in asked}
 
-        own, slots = self.ranks.exchange.partition_files(lambda: sorted(files), content)
-        if slots != set(range(count)):
-            raise RuntimeError(f"{folder}: {len(slots)} of {count} groups can be read, although all were finished")
+        own, slots = self.ranks.exchange.partition_files(lambda: sorted(answer.files), content)
+        if slots != asked:
+            raise RuntimeError(f"{folder}: {len(slots)} of {len(asked)} groups can be read, although all were finished")
         return own
 
     def generate(self, request: Request) -> Generated:
@@ -152,7 +155,7 @@ class RemoteEngines:
         answer = self.wait(call)
         if answer.stopped:
             raise Interrupted
-        own = self.read(folder, call.fingerprint, answer.files, len(request.slots))
+        own = self.read(call, answer)
         self.ranks.exchange.transport.barrier()
         if self.ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -200,7 +203,7 @@ class RemoteEngines:
 
 
 def sizes(paths: list[Path]) -> dict[str, int]:
-    """Return name and size of files, as :meth:`RemoteEngines.read` takes them."""
+    """Return name and size of files, as an answer has them."""
     return {path.name: path.stat().st_size for path in paths}
 
 

@@ -7,35 +7,43 @@ k + S while rollout k is trained on.
 
 The weights that sample ahead are gone once training has changed them. So a checkpoint is made only when everything that
 they sample is in the journals (:meth:`settle`).
+
+With rollout.dynamic_sampling the prompts with which a rollout begins are known once the one before it has its groups
+with signal. Its first round is sampled while training goes on, and further rounds, if it needs any, before engines get
+other weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_hpc.data.prompts import Position
+from gspo_hpc.rollout.timing import added_up
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.phases import Sampler
+from gspo_hpc.training.phases import Drawing, Sampler
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
-from gspo_hpc.training.serving.engines import Call, RemoteEngines, sizes
+from gspo_hpc.training.serving.engines import Call, RemoteEngines
 from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Begun:
     """A rollout that engines sample, or have sampled, and that is not used yet."""
 
+    number: int
+    start: Position  # of its first prompt
     weights: SampledBy
-    call: Call | None  # None: an earlier attempt had finished it
-    after: Position  # where the prompts of the next rollout begin
+    drawing: Drawing  # with the groups that were read
+    call: Call | None = None  # the newest round that engines were asked for, until its groups are read
+    engines: list[Mapping[str, float]] = field(default_factory=list)  # metrics of the engines, by round
 
 
 class RemoteSampler(Sampler):
@@ -59,28 +67,33 @@ class RemoteSampler(Sampler):
 
     def sample(self, cursor: Cursor) -> Rollout:
         """Return the rollout that begins at `cursor`, and have the engines begin the next ones. Collective."""
-        if cursor.rollout in self._begun:
-            self._wait_for(cursor.rollout)
+        for begun in self._begun.values():
+            if begun.number == cursor.rollout or self._dynamic:
+                self._finish(begun)
         current = SampledBy(self._remote_weights.sync().fingerprint, cursor.step)
         staleness = self._recipe.config.rollout.max_staleness
         start = Position(cursor.epoch, cursor.offset)
-        for number in range(cursor.rollout, min(cursor.rollout + staleness + 1, self._recipe.num_rollouts)):
+        last = min(cursor.rollout + staleness, self._recipe.num_rollouts - 1)
+        for number in range(cursor.rollout, last + 1):
             if number not in self._begun:
                 has_its_weights = max(0, number - staleness) >= cursor.rollout
                 known = None if has_its_weights else self._sampled_by.get(number)
                 self._begun[number] = self._begin(number, start, current, known)
-            start = self._begun[number].after
-        metrics = self._wait_for(cursor.rollout)
-        folder = self._folder(cursor.rollout)
-        used = self._begun.pop(cursor.rollout)
+            if number < last:
+                start = self._end(self._begun[number])
+        used = self._begun[cursor.rollout]
+        self._finish(used)
+        del self._begun[cursor.rollout]
         # A stop in its first update makes a checkpoint in which this rollout is still to be used.
         later = {number: one for number, one in self._sampled_by.items() if number > cursor.rollout}
         self._sampled_by = later | {cursor.rollout: used.weights}
-        # What engines have just written may not be listed on this node yet.
-        written = {} if used.call is None else self._engines.wait(used.call).files
-        listed = self._engines.from_rank_0(lambda: sizes(journal.journals(folder))) | written
-        own = self._engines.read(folder, used.weights.fingerprint, listed, self._recipe.num_rollout_prompts)
-        return self._rollout(cursor, own.values(), used.after, metrics, used.weights.version)
+        self._remark(cursor, used.drawing.state)
+        metrics = added_up(used.engines) | used.drawing.metrics()
+        return self._rollout(cursor, used.drawing.chosen(), self._end(used), metrics, used.weights.version)
+
+    @property
+    def _dynamic(self) -> bool:
+        return self._recipe.config.rollout.dynamic_sampling
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Wait for all that older weights sample; return False if it was stopped. Collective.
@@ -89,25 +102,18 @@ class RemoteSampler(Sampler):
         by then its weights have changed.
         """
         begins = cursor.update == 0
-        older = (
+        older = [
             one
             for one in self._begun.values()
             if not (begins and self._remote_weights.has_weights(one.weights.fingerprint))
-        )
+        ]
+        if self._dynamic:
+            try:
+                for one in older:
+                    self._finish(one)
+            except Interrupted:
+                return False
         return not any(one.call is not None and self._engines.wait(one.call).stopped for one in older)
-
-    def _wait_for(self, number: int) -> Mapping[str, float]:
-        """Wait for a rollout that was begun; return metrics of the engines. Raises Interrupted if it was stopped."""
-        call = self._begun[number].call
-        if call is None:
-            return {}
-        completions = len(call.request.slots) * call.request.samples
-        with self._clock.phase("generate"), self._observers.rollout(number, completions) as progress:
-            answer = self._engines.wait(call, progress)
-        if answer.stopped:
-            raise Interrupted
-        self._clock.seconds["reward_wait"] = answer.waited
-        return answer.engines
 
     def ahead(self) -> dict[int, SampledBy]:
         """See Sampler."""
@@ -118,20 +124,50 @@ class RemoteSampler(Sampler):
 
         `known` are older weights that have sampled it; RuntimeError if they left it unfinished.
         """
-        count = self._recipe.num_rollout_prompts
-        prompts, after = self._data.take(start, count)
         weights = known or current
-        fingerprint = weights.fingerprint
         folder = self._folder(number)
-        _, done = self._engines.ranks.exchange.partition_files(
+        own, done = self._engines.ranks.exchange.partition_files(
             lambda: [path.name for path in journal.journals(folder)],
-            lambda name: journal.read_journal(folder / name, fingerprint),
+            lambda name: journal.read_journal(folder / name, weights.fingerprint),
         )
-        todo = [slot for slot in range(count) if slot not in done]
-        if todo and fingerprint != current.fingerprint:
+        begun = _Begun(number, start, weights, Drawing(self._limits, self._recipe.config, self._judged))
+        begun.drawing.add(own, done)
+        state = begun.drawing.state
+        if state.todo and weights.fingerprint != current.fingerprint:
             raise RuntimeError(
-                f"{folder}: {len(todo)} of {count} groups are missing, and the weights that sampled the others are "
-                "gone. Restore the files of this folder, or resume from a checkpoint whose journals are whole"
+                f"{folder}: {len(state.todo)} of {state.drawn} groups are missing, and the weights that sampled the "
+                "others are gone. Restore the files of this folder, or resume from a checkpoint whose journals are "
+                "whole"
             )
-        call = self._engines.start(self._request(todo, prompts, number), folder, fingerprint) if todo else None
-        return _Begun(weights, call, after)
+        self._ask(begun)
+        return begun
+
+    def _ask(self, begun: _Begun) -> None:
+        """Have the engines, which have its weights, sample the next round of a rollout, if it has any."""
+        state = begun.drawing.state
+        if state.todo:
+            prompts, _ = self._data.take(begun.start, state.drawn)
+            request = self._request(state.todo, prompts, begun.number)
+            begun.call = self._engines.start(request, self._folder(begun.number), begun.weights.fingerprint)
+
+    def _finish(self, begun: _Begun) -> None:
+        """Wait until a rollout has all its groups, and read this rank's. Raises Interrupted if it was stopped."""
+        while (call := begun.call) is not None:
+            completions = len(call.request.slots) * call.request.samples
+            with self._clock.phase("generate"), self._observers.rollout(begun.number, completions) as progress:
+                answer = self._engines.wait(call, progress)
+            if answer.stopped:
+                raise Interrupted
+            seconds = self._clock.seconds
+            seconds["reward_wait"] = seconds.get("reward_wait", 0.0) + answer.waited
+            begun.drawing.add(self._engines.read(call, answer), call.request.slots)
+            begun.engines.append(answer.engines)
+            begun.call = None
+            self._ask(begun)
+
+    def _end(self, begun: _Begun) -> Position:
+        """Return where the prompts of the next rollout begin."""
+        if self._dynamic:
+            self._finish(begun)
+        _, after = self._data.take(begun.start, begun.drawing.state.used if self._dynamic else self._limits.wanted)
+        return after

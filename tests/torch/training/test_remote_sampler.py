@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gspo_hpc.algorithms import objective
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Completion, Group, Prompt
@@ -21,7 +22,7 @@ from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.training.checkpoint_state import SampledBy
-from gspo_hpc.training.serving.engines import Answer, RemoteEngines
+from gspo_hpc.training.serving.engines import Answer, RemoteEngines, sizes
 from gspo_hpc.training.serving.sampler import RemoteSampler
 
 PROMPTS = 2  # of a rollout
@@ -42,47 +43,72 @@ class Weights:
 
 
 class Engines:
-    """Engines that sample at once what they are asked for, into the journal, but leave some rollouts unfinished."""
+    """Engines that sample at once what they are asked for, into the journal, but leave some rollouts unfinished.
+
+    Both completions of a prompt have a reward of 1, but where the number of the prompt is a multiple of three.
+    """
 
     def __init__(self, unfinished: dict[int, int]) -> None:
         self.ranks = SimpleNamespace(exchange=Exchange(), rank=0)
         self.asked: list[tuple[int, str, int]] = []  # rollout, weights, groups
+        self.prompts: list[list[int]] = []  # of each call
         self._unfinished = unfinished
 
     def start(self, request: Any, folder: Path, fingerprint: str) -> Any:
         self.asked.append((request.rollout, fingerprint, len(request.slots)))
+        self.prompts.append([request.prompts[slot].index for slot in request.slots])
         writer = Journal(folder, 0, fingerprint=fingerprint, rollout=request.rollout)
         for slot in request.slots[: len(request.slots) - self._unfinished.get(request.rollout, 0)]:
-            tokens = np.zeros(1, np.int32)
-            completion = Completion(tokens, np.zeros(1, np.float32), "", "stop", 0)
-            writer.append([Group(slot, Prompt(slot, tokens, "", {}), (completion,))])
+            prompt, tokens = request.prompts[slot], np.zeros(1, np.int32)
+            rewards = (0.0, 1.0) if prompt.index % 3 == 0 else (1.0, 1.0)
+            completions = tuple(
+                Completion(tokens, np.zeros(1, np.float32), "", "stop", 0, one, {"number_match": one})
+                for one in rewards
+            )
+            writer.append([Group(slot, prompt, completions)])
         writer.close()
-        return SimpleNamespace(request=request)
+        return SimpleNamespace(request=request, folder=folder, fingerprint=fingerprint, path=writer.path)
 
     def wait(self, call: Any, progress: Any = None) -> Answer:
-        return Answer(call.request.rollout in self._unfinished, {}, 0.0, {})
+        return Answer(call.request.rollout in self._unfinished, {}, 0.5, sizes([call.path]))
 
-    def from_rank_0(self, find: Any) -> Any:
-        return find()
-
-    def read(self, folder: Path, fingerprint: str, files: dict[str, int], count: int) -> dict[int, Group]:
-        return RemoteEngines.read(self, folder, fingerprint, files, count)  # type: ignore[arg-type]
+    def read(self, call: Any, answer: Answer) -> dict[int, Group]:
+        return RemoteEngines.read(self, call, answer)  # type: ignore[arg-type]
 
 
-def sampler(folder: Path, weights: Weights, ahead: dict[int, SampledBy] | None = None, **unfinished: int) -> Any:
+def take(start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
+    prompts = {slot: Prompt(start.offset + slot, np.zeros(1, np.int32), "", {}) for slot in range(count)}
+    return prompts, Position(0, start.offset + count)
+
+
+def sampler(
+    folder: Path,
+    weights: Weights,
+    ahead: dict[int, SampledBy] | None = None,
+    rollout: dict[str, Any] | None = None,
+    **unfinished: int,
+) -> Any:
     """A sampler one rollout ahead; its engines leave so many groups of rollout N unfinished, given as _N."""
-    config = from_dict({"rollout": {"mode": "server", "max_staleness": 1}, "batch": {"num_generations": 1}})
-    recipe: Any = SimpleNamespace(config=config, num_rollout_prompts=PROMPTS, num_rollouts=9)
-    data: Any = SimpleNamespace(take=lambda start, count: ({}, Position(0, start.offset + count)))
+    own = {"mode": "server", "max_staleness": 1} | (rollout or {})
+    reward = {"functions": [{"function": "number_match"}]}
+    config = from_dict({"rollout": own, "batch": {"num_generations": 2}, "reward": reward})
+    terms = objective.resolve(config.algorithm)
+    recipe: Any = SimpleNamespace(config=config, objective=terms, num_rollout_prompts=PROMPTS, num_rollouts=9)
+    data: Any = SimpleNamespace(take=take)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), seconds={})
     observers: Any = SimpleNamespace(rollout=lambda *rollout: contextlib.nullcontext(lambda *progress: None))
     engines: Any = Engines({int(name[1:]): count for name, count in unfinished.items()})
     made: Any = RemoteSampler(recipe, data, engines, weights, folder, observers, clock, ahead or {})  # type: ignore[arg-type]
     made._rollout = lambda cursor, own, after, metrics, version: SimpleNamespace(
-        slots=[group.slot for group in own], weights_version=version
+        slots=[group.slot for group in own], after=after, metrics=metrics, weights_version=version
     )
-    made.asked = engines.asked
+    made.asked, made.prompts = engines.asked, engines.prompts
     return made
+
+
+def request(rollout: int) -> Any:
+    """A request for all groups of a rollout."""
+    return SimpleNamespace(rollout=rollout, slots=range(PROMPTS), prompts=take(Position(0, 0), PROMPTS)[0])
 
 
 def test_a_stop_in_the_first_update_keeps_what_older_weights_sampled(tmp_path: Path) -> None:
@@ -125,19 +151,56 @@ def test_a_rollout_is_resampled_by_the_weights_that_are_there_if_those_are_its_o
     """Another layout rounds differently, so what an earlier attempt has sampled of it does not count."""
     resumed = sampler(tmp_path, Weights("rounded"), {1: SampledBy("w0", 0), 2: SampledBy("w1", 2)})
     for rollout, name in ((1, "w0"), (2, "w1")):
-        Engines({2: 1}).start(SimpleNamespace(rollout=rollout, slots=range(PROMPTS)), tmp_path / f"{rollout:06d}", name)
+        Engines({2: 1}).start(request(rollout), tmp_path / f"{rollout:06d}", name)
     resumed.sample(Cursor(step=2, rollout=1))
     assert resumed.asked == [(2, "rounded", PROMPTS)]
 
 
 def test_what_weights_that_are_gone_left_unfinished_is_refused(tmp_path: Path) -> None:
-    Engines({1: 1}).start(SimpleNamespace(rollout=1, slots=range(PROMPTS)), tmp_path / "000001", "w0")
+    Engines({1: 1}).start(request(1), tmp_path / "000001", "w0")
     with pytest.raises(RuntimeError, match="1 of 2 groups are missing"):
         sampler(tmp_path, Weights("w1"), {1: SampledBy("w0", 0)}).sample(Cursor(step=2, rollout=1))
 
 
 def test_a_group_that_cannot_be_read_is_missed(tmp_path: Path) -> None:
     made = sampler(tmp_path, Weights("w0"), _0=1)
-    made._engines.wait = lambda call, progress=None: Answer(False, {}, 0.0, {})  # it says that all were finished
+    # It says that all were finished.
+    made._engines.wait = lambda call, progress=None: Answer(False, {}, 0.0, sizes([call.path]))
     with pytest.raises(RuntimeError, match="1 of 2 groups can be read"):
         made.sample(Cursor(rollout=0))
+
+
+DYNAMIC = {"dynamic_sampling": True, "max_num_gen_batches": 10}
+
+
+def test_rounds_of_a_rollout_are_sampled_by_its_own_weights(tmp_path: Path) -> None:
+    """One prompt of three has signal: a rollout of two draws 2, 4 and 2 prompts more, and the next begins behind them.
+
+    The rounds of a rollout ahead are finished before engines get other weights.
+    """
+    weights = Weights("w0")
+    made = sampler(tmp_path, weights, rollout=DYNAMIC)
+    first = made.sample(Cursor(rollout=0))
+    assert made.prompts[:2] == [[0, 1], [2, 3]] and first.slots == [0, 3], "prompts 0 and 3"
+    assert first.metrics["rollout/rounds"] == 2 and first.metrics["rollout/prompts_used"] == 4
+    assert first.after == Position(0, 4) and made.prompts[2:] == [[4, 5]], "the first round of rollout 1 is under way"
+    assert made._clock.seconds["reward_wait"] == 1.0, "of both rounds"
+    weights.name = "w1"
+    second = made.sample(Cursor(step=2, rollout=1, offset=4))
+    assert second.weights_version == 0 and second.after == Position(0, 10), "prompts 6 and 9"
+    assert {name for rollout, name, _ in made.asked if rollout == 1} == {"w0"}
+    assert made.asked[-1] == (2, "w1", PROMPTS) and made.prompts[-1] == [10, 11]
+
+
+def test_a_save_waits_for_all_rounds_and_a_resume_asks_for_none(tmp_path: Path) -> None:
+    first = sampler(tmp_path, Weights("w0"), rollout=DYNAMIC)
+    first.sample(Cursor(rollout=0))
+    before = len(first.asked)
+    assert first.is_settled(Cursor(step=1, update=1)) and len(first.asked) > before
+    again = sampler(tmp_path, Weights("w1"), first.ahead(), rollout=DYNAMIC)
+    found = again.sample(Cursor(step=2, rollout=1, offset=4))
+    assert found.weights_version == 0 and found.after == Position(0, 10)
+    assert [rollout for rollout, _, _ in again.asked] == [2]
+    stopped = sampler(tmp_path / "other", Weights("w0"), rollout=DYNAMIC, _1=1)
+    stopped.sample(Cursor(rollout=0))
+    assert not stopped.is_settled(Cursor(step=1, update=1))

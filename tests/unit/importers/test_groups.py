@@ -49,11 +49,10 @@ def test_without_dynamic_sample_nothing_is_replaced(run: str) -> None:
         assert why(found)["max_resample_times"] == "it is read with dynamic_sample only"
 
 
-def test_beside_a_server_it_is_told_that_none_is_replaced() -> None:
+def test_groups_are_replaced_beside_a_server() -> None:
     found = convert(f"{SWIFT} --use_vllm true --vllm_mode server --dynamic_sample true --max_resample_times 5")
-    assert not found.config.rollout.dynamic_sampling
-    assert {"dynamic_sample", "max_resample_times"} <= {*why(found)}
-    assert any(line.startswith("--dynamic_sample true: groups are replaced here only where") for line in found.assumed)
+    rollout = found.config.rollout
+    assert (rollout.mode, rollout.dynamic_sampling, rollout.max_num_gen_batches) == ("server", True, 5)
 
 
 def test_filter_groups_of_the_dapo_recipe() -> None:

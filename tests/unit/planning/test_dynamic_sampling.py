@@ -32,7 +32,6 @@ def broken(**rollout: Any) -> list[str]:
         ({"max_num_gen_batches": 1}, "rollout.max_num_gen_batches (1) must be 2 or more"),
         ({"dynamic_sampling_metric": "acc"}, "must be one of reward.functions: number_match, length"),
         ({"oversampling_factor": 11}, "rollout.oversampling_factor (11) must not be above"),
-        ({"mode": "server", "engines_per_node": 1}, "needs rollout.mode colocate"),
     ],
 )
 def test_settings_that_cannot_replace_a_group_are_refused_in_one_line(rollout: dict[str, Any], message: str) -> None:
