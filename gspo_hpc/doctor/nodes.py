@@ -36,7 +36,9 @@ _END_SECONDS = 20.0  # a cancelled job must have ended within this time
 _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
 _NAMED = 8  # nodes that are named where all of them answered
-_ENDED = re.compile(r"(?:task|tasks) [\d,-]+: (?:Exited|Terminated|Killed|Aborted|Segmentation)|STEP \S+ ON|Job step")
+_ENDED = re.compile(
+    r"(?:task|tasks) [\d,-]+: (?:Exited|Terminated|Killed|Aborted|Segmentation)|STEP \S+ ON|Job step|Terminating StepId"
+)
 
 
 @dataclass

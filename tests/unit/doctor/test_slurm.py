@@ -429,6 +429,14 @@ def test_two_findings_of_a_check_on_a_node_are_both_told() -> None:
             "bash: module: command not found",
         ),
         (
+            [
+                "/var/spool/job3/slurm_script: line 9: /no/such/python: No such file or directory",
+                "slurmstepd: _step_signal: Terminating StepId=3.1",
+                "srun: error: n1: task 0: Exited with exit code 127",
+            ],
+            "/var/spool/job3/slurm_script: line 9: /no/such/python: No such file or directory",
+        ),
+        (
             ["loading modules", "Fatal Python error: no encodings", "srun: error: n1: task 0: Exited with exit code 1"],
             "Fatal Python error: no encodings",
         ),

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +25,13 @@ from gspo_hpc.cli.main import main
 from gspo_hpc.config.schema import Config, Data, Model, Reward, RewardFunction, Rollout, Run
 from gspo_hpc.launch import status
 from gspo_hpc.planning import exactness
-from gspo_hpc.report import render
+from gspo_hpc.report import details, render
 from gspo_hpc.report.charts import ReadOut
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.page import write_report
 from gspo_hpc.report.scales import number
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.runs.reader import read_run
+from gspo_hpc.runs.reader import AttemptView, read_run
 from gspo_hpc.system.files import write_json
 
 VOID = {"meta", "br"}
@@ -349,6 +350,14 @@ def test_a_running_attempt_and_the_time_of_a_killed_one(tmp_path: Path) -> None:
         assert report(run).within("state") == ["running"]
     assert read_run(run.path).state == "killed"
     assert (read_run(run.path).name, read_run(run.path).max_steps) == ("again", 40)
+
+
+def test_attempts_lie_on_one_axis_of_time() -> None:
+    """From the first start to the last end, which need not be that of the last attempt."""
+    times = [(1000.0, 1060.0), (1030.0, 1200.0), (1100.0, None)]
+    attempts = [AttemptView(n, started, ended, "done", "", "", None) for n, (started, ended) in enumerate(times, 1)]
+    rows = details.attempts(SimpleNamespace(attempts=attempts))  # type: ignore[arg-type]
+    assert [(row.left, row.width) for row in rows] == [(0.0, 0.3), (0.15, 0.85), (0.5, 0.0)]
 
 
 def test_the_curves_are_the_records(tmp_path: Path) -> None:
