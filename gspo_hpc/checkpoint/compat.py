@@ -85,7 +85,9 @@ def prepare(
         copy(renamed)
     if dist.get_rank() == 0:
         torch.save(common, shards / _COMMON)
-    writer = _Writer(shards, sync_files=False)  # the commit syncs them
+    # The commit syncs files. Nothing is copied ahead: torch would do so on a stream of the thread's present device, and
+    # wait for that one alone, whichever GPU the tensor is on. Without it every tensor is copied by `Tensor.cpu`.
+    writer = _Writer(shards, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = _Hashing(shards.parent, written)
     planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 

@@ -40,7 +40,7 @@ class Saver:
         self._policy, self._background, self._reference = policy, background, reference
         self._group = dist.new_group(backend="gloo", timeout=policy.ranks.timeout)
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="save", initializer=_yield_cores if background else None
+            1, thread_name_prefix="save", initializer=_begin, initargs=(policy.ranks.device, background)
         )
         self._under_way: Future[None] | None = None
         self._checked = False
@@ -110,9 +110,12 @@ class Saver:
             self._under_way = None
 
 
-def _yield_cores() -> None:
-    """Lower the priority of this thread and of those that it starts, so that training gets the cores that it wants."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+def _begin(device: torch.device, background: bool) -> None:
+    """Prepare the thread: it works on this rank's GPU, and leaves training the cores that it wants."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # a new thread has the node's first GPU, where CUDA would begin anew
+    if background:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

@@ -9,7 +9,9 @@ import errno
 import math
 import os
 import resource
+import shutil
 import socket
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +187,27 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
         section.ok("/tmp", f"{gib(temporary.free)} are free")
     judge_limits(section, read_limits(), needed, rdma=has_rdma())
     judge_cores(section, config, len(os.sched_getaffinity(0)), in_job="SLURM_JOB_ID" in os.environ)
+    if config.cluster.platform == "cuda":
+        judge_compiler(section, compiler(os.environ), Path(sysconfig.get_path("include")) / "Python.h")
     return section
+
+
+def compiler(environment: Mapping[str, str]) -> str | None:
+    """Return the C compiler that Triton takes: that of CC, else gcc or clang; None if there is none."""
+    if given := environment.get("CC"):
+        return shutil.which(given.split()[0], path=environment.get("PATH"))
+    found = (shutil.which(name, path=environment.get("PATH")) for name in ("gcc", "clang"))
+    return next(filter(None, found), None)
+
+
+def judge_compiler(section: Section, path: str | None, header: Path) -> None:
+    """Judge whether Triton can build what starts its kernels, which vLLM and the fused SwiGLU use."""
+    missing = [*(["a C compiler"] if path is None else []), *([] if header.is_file() else [str(header)])]
+    if not missing:
+        section.ok("C compiler", f"{path}, and {header}")
+        return
+    fix = "install gcc and Python's headers (python3-dev) in the image, load a module (slurm.modules), or set CC"
+    section.fail("C compiler", f"there is no {' and no '.join(missing)}, and Triton builds its kernels with it", fix)
 
 
 def judge_cores(section: Section, config: Config, cores: int, *, in_job: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import secrets
@@ -21,17 +22,18 @@ from gspo_hpc.doctor import slurm
 from gspo_hpc.doctor.answers import Answer, difference_lines, differences, merge, read_answers
 from gspo_hpc.doctor.files import run_folder
 from gspo_hpc.doctor.finding import Finding, Section, shortened
-from gspo_hpc.launch import preflight
+from gspo_hpc.launch import preflight, watch
 from gspo_hpc.launch.slurm import commands, srun, submit
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.files import make_private_dir, read_json, write_atomically
 from gspo_hpc.system.text import counted, first_line
 
-JOB_MINUTES = 5
 ANSWER_SECONDS = 200.0  # nodes must answer within this time once the job runs
 LATER_SECONDS = 60.0  # the other nodes must answer within this time after the first
-GROUPS_SECONDS = 120.0  # the ranks must have joined their process groups within this time after the nodes' answers
+_JOINING_SECONDS = 120.0  # in which ranks that have imported their packages join their process groups
+# The ranks must have joined them within this time after the nodes' answers; a run allows them as long to import.
+GROUPS_SECONDS = watch.COLD + _JOINING_SECONDS
 _END_SECONDS = 20.0  # a cancelled job must have ended within this time
 _POLL = 0.5
 _SETTLE_SECONDS = 5.0  # until the last node's answer is visible here, and until a finished job has ended
@@ -101,6 +103,11 @@ def survey(config: Config, count: int, wait: float, say: Callable[[str], None], 
     return found
 
 
+def job_minutes(groups: bool) -> int:
+    """Return the limit of the job: time for all that is waited for, and a minute to start and to end."""
+    return math.ceil((ANSWER_SECONDS + _SETTLE_SECONDS + (GROUPS_SECONDS if groups else 0.0)) / 60.0) + 1
+
+
 def script(config: Config, count: int, folder: Path, *, groups: bool = False) -> str:
     """Return the batch script: the options of the run's own job, a few minutes, and one process per node.
 
@@ -113,7 +120,7 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
             raise SlurmError(f"slurm.sbatch: {name!r}: {value!r} is not a valid option of sbatch")
     short = replace(
         config.slurm,
-        time_minutes=JOB_MINUTES,
+        time_minutes=job_minutes(groups),
         signal_seconds=30,
         requeue=False,
         comment=None,

@@ -56,7 +56,7 @@ class PackedBatch:
     old_logprobs: Tensor | None  # [R] fp32, of the policy that sampled; None: the policy under update sampled
     reference_logprobs: Tensor | None  # [R] fp32
     keys: tuple[tuple[int, int], ...]  # S times (slot, index of the completion)
-    # [T, layers, experts of a token] int16: the experts to replay, -1 where the router is free
+    # [T, layers, experts of a token] int16, always on the CPU: the experts to replay, -1 where the router is free
     experts: Tensor | None = None
     # [R] int64, of a context-parallel part: indices into the whole micro-batch's response tokens; None: all of them
     responses: Tensor | None = None
@@ -69,11 +69,15 @@ class PackedBatch:
     selected: Tensor | None = None  # [R] bool: False for tokens without a policy term; None: all have one
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Return the batch on `device`; `segments` stays on the CPU, where attention reads it."""
+        """Return the batch on `device`.
+
+        `segments` stays on the CPU, where attention reads it, and so do the experts, which take a kilobyte of a token:
+        routers bring those of one micro-batch after the other.
+        """
         moved: dict[str, Any] = {
             f.name: value.to(device)
             for f in fields(self)
-            if f.name != "segments" and isinstance(value := getattr(self, f.name), Tensor)
+            if f.name not in ("segments", "experts") and isinstance(value := getattr(self, f.name), Tensor)
         }
         return replace(self, **moved)
 
@@ -164,13 +168,15 @@ def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedB
     device = batch.tokens.device
     shares = [own_tokens(batch.segments, other, size) for other in range(size)]
     length = -(-max(len(share) for share in shares) // multiple) * multiple
-    own = torch.from_numpy(shares[rank]).to(device)
+    on_cpu = torch.from_numpy(shares[rank])
+    own = on_cpu.to(device)
     place = torch.full((batch.tokens.numel(),), -1, dtype=torch.int64, device=device)
     place[own] = torch.arange(len(own), device=device)
     responses = (place[batch.head_index] >= 0).nonzero()[:, 0]
 
     def padded(values: Tensor, filling: int = 0) -> Tensor:
-        return torch.cat((values[own], values.new_full((length - len(own), *values.shape[1:]), filling)))
+        found = values[own if values.device == device else on_cpu]
+        return torch.cat((found, values.new_full((length - len(own), *values.shape[1:]), filling)))
 
     def chosen(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[responses]

@@ -19,6 +19,7 @@ import torch
 
 from gspo_hpc.config.derived import offloaded_parts
 from gspo_hpc.ops.host_memory import HostMemory
+from gspo_hpc.policy import compat
 from gspo_hpc.policy.process_groups import barrier
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class OffloadBuffer:
         for storage, _, _ in self._offloaded:
             storage.resize_(0)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # else torch keeps it
+            _give_back_freed()
         return sum(size for _, size, _ in self._offloaded)
 
     def restore(self) -> None:
@@ -85,7 +86,7 @@ def leave_to_engines(policy: Policy, *, keep_weights: bool = False) -> None:
     if parts or policy.config.memory.offload_optimizer:
         policy.offload(parts, keep_weights=keep_weights)
     if policy.ranks.device.type == "cuda" and policy.config.rollout.mode == "colocate":
-        torch.cuda.empty_cache()  # what torch keeps of freed memory is lost to an engine
+        _give_back_freed()
     wait_for_all(policy)
 
 
@@ -93,6 +94,12 @@ def wait_for_all(policy: Policy) -> None:
     """Return when every rank has come here. Collective."""
     if policy.ranks.world_size > 1:
         barrier(policy.ranks.device)
+
+
+def _give_back_freed() -> None:
+    """Return to the GPU what torch keeps: freed memory, and workspaces of matrix products. An engine needs both."""
+    compat.free_workspaces()
+    torch.cuda.empty_cache()
 
 
 def _storages(tensors: Iterable[torch.Tensor], seen: set[int]) -> Iterator[torch.UntypedStorage]:

@@ -24,13 +24,14 @@ from megatron.core import parallel_state
 
 from gspo_hpc.ops.attention import own_tokens
 from gspo_hpc.ops.batch import PackedBatch
+from gspo_hpc.ops.host_memory import HostMemory
 
 
 class RouterInput(NamedTuple):
     """The input of one forward pass of a router."""
 
     tokens: int  # that belong to samples: behind them comes padding
-    given: torch.Tensor | None  # [all tokens, top_k] int64: the experts they must go to; -1: as the router chooses
+    given: torch.Tensor | None  # [all tokens, top_k] int16: the experts they must go to; -1: as the router chooses
 
 
 class RouterReplay:
@@ -76,10 +77,11 @@ class RouterReplay:
         chosen = own
         if given is not None:
             known = given >= 0
-            chosen = torch.where(known, given, own)
+            chosen = torch.where(known, given.long(), own)
             values = scores.gather(1, chosen)
         if self.training and torch.is_grad_enabled():  # once, where the layer is computed again
-            self.counts[:-2] += torch.bincount(chosen[:tokens].flatten(), minlength=scores.shape[1])
+            flat = chosen[:tokens].flatten()
+            self.counts[:-2].scatter_add_(0, flat, torch.ones_like(flat))  # torch.bincount reads its result's size
             if given is not None:
                 self.counts[-2] += known[:, 0].sum()
                 self.counts[-1] += (chosen.sort(1).values != own.sort(1).values).any(1).sum()
@@ -108,12 +110,15 @@ class Routing:
     def __init__(self, routers: Sequence[tuple[torch.nn.Module, int, RouterReplay]], layers: int, top_k: int) -> None:
         self._routers = routers
         self._shape = (layers, top_k)
-        self._recorded: dict[int, list[torch.Tensor]] = {}  # by place in `routers`: of every micro-batch in turn
+        # In host memory, by place in `routers`: the experts [tokens, top_k] int16 of every micro-batch in turn.
+        self._recorded: dict[int, list[torch.Tensor]] = {}
+        self._memory = HostMemory()  # of a pass
         self._recording = False  # in the pass under way
 
     def begin(self, *, training: bool, recording: bool) -> None:
         """Begin a pass: one with a backward pass if `training`, one for :meth:`recorded` if `recording`."""
         self._recorded.clear()
+        self._memory = HostMemory()
         self._recording = recording
         for _, _, replay in self._routers:
             replay.begin(training=training, recording=recording)
@@ -135,43 +140,56 @@ class Routing:
         length = batch.tokens.numel() // share[1]
         real = len(own_tokens(batch.segments, *cp)) if batch.keys else 0
         tokens = min(max(real - share[0] * length, 0), length)
-        mine = None if experts is None else experts.chunk(share[1])[share[0]].long()
-        for owner, layer, replay in self._routers:
-            if owner is chunk:
-                replay.next_input = RouterInput(tokens, None if mine is None else mine[:, layer])
+        here = [(layer, replay) for owner, layer, replay in self._routers if owner is chunk]
+        mine = None
+        if experts is not None:
+            rows = experts.chunk(share[1])[share[0]]
+            mine = _brought(rows[:, [layer for layer, _ in here]].transpose(0, 1), batch.tokens.device)
+        for place, (_, replay) in enumerate(here):
+            replay.next_input = RouterInput(tokens, None if mine is None else mine[place])
 
     def finish_forward(self, chunk: torch.nn.Module) -> None:
-        """Keep what the routers chose in the forward pass of `chunk` that is over, if the pass is recorded."""
-        if self._recording:
-            for place, (owner, _, replay) in enumerate(self._routers):
-                if owner is chunk:
-                    assert replay.recorded is not None
-                    self._recorded.setdefault(place, []).append(replay.recorded)
+        """Keep what the routers chose in the forward pass of `chunk` that is over, if the pass is recorded.
+
+        It goes to host memory at once: of all micro-batches together it would take gigabytes of a GPU.
+        """
+        if not self._recording:
+            return
+        for place, (owner, _, replay) in enumerate(self._routers):
+            if owner is chunk:
+                chosen, replay.recorded = replay.recorded, None
+                assert chosen is not None
+                kept = self._memory.empty(chosen.shape, torch.int16, locked=chosen.is_cuda)
+                self._recorded.setdefault(place, []).append(kept.copy_(chosen.short(), non_blocking=True))
 
     def recorded(
         self, batches: Sequence[PackedBatch], share: tuple[int, int], cp: tuple[int, int]
     ) -> list[torch.Tensor]:
-        """Return the experts [T, layers, top_k] int32 of every whole micro-batch, on every rank that shares it.
+        """Return the experts [T, layers, top_k] int16 of every whole micro-batch, on every rank that shares it.
 
-        They are those of the newest pass, with zeros in layers without experts. `share` and `cp` are as in
-        :meth:`set_next`. Collective.
+        They are in host memory, and those of the newest pass, with zeros in layers without experts. `share` and `cp`
+        are as in :meth:`set_next`. Collective.
         """
         groups = [parallel_state.get_context_parallel_group(), parallel_state.get_pipeline_model_parallel_group()]
         if share[1] > 1:
             groups.append(parallel_state.get_tensor_model_parallel_group())
+        sharing = [group for group in groups if group.size() > 1]
+        if batches and batches[0].tokens.is_cuda:
+            torch.cuda.current_stream().synchronize()  # what was recorded has arrived then
         found = []
         for number, batch in enumerate(batches):
-            device = batch.tokens.device
+            device = batch.tokens.device if sharing else torch.device("cpu")
             whole = torch.zeros(batch.tokens.numel(), *self._shape, dtype=torch.int32, device=device)
             own = torch.from_numpy(own_tokens(batch.segments, *cp)).to(device)
             for place, (_, layer, _) in enumerate(self._routers if batch.keys else ()):
-                part = self._recorded[place][number].int()
+                part = self._recorded[place][number].to(device).int()
                 mine = own[share[0] * len(part) : (share[0] + 1) * len(part)]  # what is behind the end is padding
                 whole[mine, layer] = part[: len(mine)]
-            for group in groups:
-                if group.size() > 1:
-                    dist.all_reduce(whole, group=group)
-            found.append(whole)
+            for group in sharing:
+                dist.all_reduce(whole, group=group)
+            found.append(whole.short().cpu())
+        self._recorded.clear()
+        self._memory = HostMemory()  # what was locked of it is free for others
         return found
 
     def balance(self, num_experts: int) -> Balance:
@@ -206,3 +224,10 @@ class Routing:
             },
             by_layer,
         )
+
+
+def _brought(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return what is in host memory on `device`, without a wait for what the GPU has to do before."""
+    if device.type != "cuda":
+        return values
+    return values.contiguous().pin_memory().to(device, non_blocking=True)

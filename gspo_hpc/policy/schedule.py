@@ -46,7 +46,7 @@ class LogprobResult:
 
     logprobs: list[torch.Tensor]  # [R] each, of the response tokens
     entropies: list[torch.Tensor]  # [R] each, in nats
-    experts: list[torch.Tensor]  # [T, layers, top_k] int32 each; empty unless they were recorded
+    experts: list[torch.Tensor]  # [T, layers, top_k] int16 each, on the CPU; empty unless they were recorded
 
 
 @dataclass(frozen=True)

@@ -199,9 +199,15 @@ def test_a_worker_answers_when_its_gpu_has_read_the_bucket(
     monkeypatch.setattr(torch.cuda, "synchronize", noted("read", lambda: None))
     model.load_weights = noted("loaded", model.load_weights)
     receiver.receive_weights = noted("answered", receiver.receive_weights)
+    monkeypatch.setattr(torch.cuda, "empty_cache", noted("emptied", lambda: None))
     bench.sync(0)
     order = [one for one, next_one in zip(events, [*events[1:], ""], strict=True) if one != next_one]
-    assert " ".join(order).count("loaded read answered") == 3, order
+    assert " ".join(order).count("loaded read") == 3, order
+    buckets = [place for place, one in enumerate(order) if one == "answered"]
+    assert order[buckets[-1] - 2 : buckets[-1]] == ["read", "emptied"], (
+        "layers that were loaded take memory of the cache"
+    )
+    assert all(order[place - 1] == "read" for place in buckets[:-1]), order
 
 
 def test_engines_that_die_in_an_update_cost_no_memory(

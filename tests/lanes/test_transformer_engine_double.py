@@ -58,7 +58,7 @@ def test_forward_and_backward_equal_the_layers_of_torch(family: str, tmp_path: P
     ours = ranks.run(1, tmp_path, case)["steps"]
     agree(ranks.run(1, tmp_path, case, module=DOUBLE)["steps"], ours)
     text = said(tmp_path, 1)
-    called = {pair.partition("=")[0] for pair in text.rpartition("calls:")[2].split()}
+    called = {pair.partition("=")[0] for pair in text.rpartition("calls:")[2].partition("\n")[0].split()}
     methods = {f"{name}.{part}" for name in USED for part in ("__init__", "forward")}
     experts = {"GroupedLinear.__init__", "GroupedLinear.forward", *PERMUTED} if family in MIXTURES else set()
     seldom = {"Linear.__init__", "Linear.forward", "RMSNorm.forward"}  # by some families only

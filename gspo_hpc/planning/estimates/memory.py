@@ -338,7 +338,8 @@ def _context(config: Config) -> int:
         parallel.expert_model_parallel_size,
         config.world_size,
     )
-    return CONTEXT + NCCL_BYTES * sum(size > 1 for size in sizes)
+    groups = sum(size > 1 for size in sizes) + (config.rollout.mode == "server")  # weights travel in one of rank 0's
+    return CONTEXT + NCCL_BYTES * groups
 
 
 def node_memory(config: Config) -> int | None:

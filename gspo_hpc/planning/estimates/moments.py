@@ -7,13 +7,22 @@ of logits in a pass without gradient, which are small, are counted beside what a
 from __future__ import annotations
 
 from gspo_hpc.config.constants import PROBE_PROMPTS
-from gspo_hpc.config.derived import PassName, offloaded_parts, pass_sizes, teacher_config, trains_adapters
+from gspo_hpc.config.derived import (
+    PassName,
+    offloaded_parts,
+    pass_sizes,
+    router_replay,
+    teacher_config,
+    trains_adapters,
+)
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import activations, adapters, parameters
 from gspo_hpc.planning.estimates.head import Head
 
 _AT_EMBEDDING = 3  # times the hidden states, in the backward pass of an embedding
+# Bytes of a choice of an expert: one that is repeated, and one that is noted until its micro-batch has gone forward.
+_GIVEN, _RECORDED = 2, 8
 
 
 def micro_batch_tokens(config: Config, name: PassName = "update") -> int:
@@ -51,6 +60,8 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     micro_batch, flight = (kept.held + ends) * size, in_flight(config, stage)
     whole_again = config.memory.recompute_granularity == "full"  # then only the layer at work has copies
     micro_batch += adapters.joined(arch, config, 1 if whole_again else len(layers_here)) * item
+    if router_replay(config) != "off":
+        micro_batch += _GIVEN * _choices(arch, config, stage, micro_batch_tokens(config))
     beside = {
         "weights": state.weights,
         "gradients": state.gradients,
@@ -81,10 +92,14 @@ def of_logprobs(arch: Architecture, config: Config, stage: int, state: parameter
     sizes = pass_sizes(config)
     passes: tuple[PassName, ...] = ("old_logprobs", *(() if config.algorithm.has_teacher else ("reference",)))
     names = [name for name in passes if sizes[name].needed] or [passes[0]]
-    tokens = max(micro_batch_tokens(config, name) for name in names) / config.parallel.context_parallel_size
+    most = max(micro_batch_tokens(config, name) for name in names)
     cp = config.parallel.context_parallel_size
+    tokens = most / cp
     responses = max(-(-_response_tokens(config, name) // cp) for name in names)
     parts = {"weights": state.weights} | of_forward(arch, config, stage, tokens, responses)
+    if (replay := router_replay(config)) != "off":
+        each = _GIVEN + _RECORDED * (replay == "old_logprobs")
+        parts["activations"] += int(each * _choices(arch, config, stage, most))
     moved = offloaded_parts(config)
     parts |= {} if "gradients" in moved else {"gradients": state.gradients}
     parts |= {} if "optimizer" in moved or config.memory.offload_optimizer else {"optimizer": state.optimizer}
@@ -117,6 +132,16 @@ def of_forward(arch: Architecture, config: Config, stage: int, tokens: float, re
         "activations": int(elements * tokens * activations.itemsize(config)),
         "logits": _head(arch, config, responses).forward_blocks * last,
     } | _quantized(arch, config, stage, with_gradient=False)
+
+
+def _choices(arch: Architecture, config: Config, stage: int, tokens: int) -> float:
+    """Return how many choices of an expert routers of a rank make for so many tokens of a whole micro-batch."""
+    if arch.experts is None:
+        return 0.0
+    layers = sum(map(arch.has_experts, parameters.layers_of(arch, config, stage)))
+    parallel = config.parallel
+    sharers = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
+    return tokens / parallel.context_parallel_size / sharers * layers * arch.experts.top_k
 
 
 def _head(arch: Architecture, config: Config, responses: int) -> Head:

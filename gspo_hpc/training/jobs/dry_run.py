@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.transport import gather_unordered
+from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import parameters
 from gspo_hpc.policy.process_groups import (
@@ -29,8 +31,10 @@ from gspo_hpc.policy.process_groups import (
 )
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import read_json, write_json
+from gspo_hpc.training.serving.link import weight_broadcast
 
 PLACES = "ranks.json"
+_BYTES = 64  # that are sent in the group of weights
 
 
 class FolderMeeting:
@@ -69,21 +73,35 @@ def dry_run(folder: Path) -> None:
     config = loader.load(folder / "config.yaml")
     meeting = None if "MASTER_ADDR" in os.environ else FolderMeeting(folder)
     if role_of(config, int(os.environ["RANK"])).generates:
-        _generator(start_generating(config, UNWATCHED_MINUTES, meeting))
+        _generator(config, start_generating(config, UNWATCHED_MINUTES, meeting))
         return
     ranks = start(config, control=meeting)
     use_groups(ranks)
+    weights = None if ranks.job_store is None or ranks.rank else _weights_group(config, ranks, 0)
     found = gather_unordered(ranks.exchange.transport, json.dumps(_place(config, ranks)).encode())
     if ranks.rank == 0:
         found += [] if ranks.job_store is None else _generators(config, ranks.job_store)
         places = sorted((json.loads(one) for one in found), key=lambda place: place["rank"])
         write_json(folder / PLACES, places)
+    del weights  # which would break off what the others still receive
     stop()  # but not after an error: it could wait for ever
 
 
-def _generator(ranks: Ranks) -> None:
-    """Tell rank 0 the place of a rank that only generates: it has none in the groups of those that train."""
+def _weights_group(config: Config, ranks: Ranks, member: int) -> WeightBroadcast:
+    """Return the group in which weights travel from training rank 0, which has sent a few bytes in it. Collective."""
+    members = 1 + role_of(config, config.num_ranks - 1).count
+    group = weight_broadcast(config, ranks, member, members)
+    place = torch.full([_BYTES], int(member == 0), dtype=torch.uint8, device=config.cluster.platform)
+    group.broadcast(place)
+    if int(place.sum()) != _BYTES:
+        raise RuntimeError(f"rank {os.environ['RANK']} has other bytes of weights than training rank 0 sent")
+    return group
+
+
+def _generator(config: Config, ranks: Ranks) -> None:
+    """Join the group of weights, and tell rank 0 the place: it is in no group of the ranks that train."""
     assert ranks.job_store is not None
+    weights = _weights_group(config, ranks, ranks.rank + 1)
     number = os.environ["RANK"]
     place = {
         "rank": int(number),
@@ -93,6 +111,7 @@ def _generator(ranks: Ranks) -> None:
     }
     ranks.job_store.set(f"dry_run/place/{number}", json.dumps(place))
     ranks.job_store.wait(["dry_run/read"])
+    del weights
     ranks.job_store.add("dry_run/left", 1)
     stop()
 

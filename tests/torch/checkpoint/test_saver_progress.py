@@ -23,6 +23,7 @@ import sys, time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+import torch
 import torch.distributed as dist
 from gspo_hpc.checkpoint import saver
 from gspo_hpc.exchange.transport import Transport
@@ -53,7 +54,7 @@ def prepare(policy, staging, group, *more, **options):
     return write
 
 saver.sharded.prepare = prepare
-ranks = SimpleNamespace(rank=rank, timeout=timedelta(seconds=60))
+ranks = SimpleNamespace(rank=rank, timeout=timedelta(seconds=60), device=torch.device("cpu"))
 one = saver.Saver(SimpleNamespace(ranks=ranks))
 mark("save")
 one.save(folder, lambda known: None)

@@ -15,6 +15,7 @@ import torch
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.engine import compat, settings
+from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.settings import EngineSettings, arguments, environment
 from gspo_hpc.training.bringup import engine_settings
 
@@ -51,6 +52,15 @@ def test_batch_invariance_is_for_gpus_that_are_asked_for_it(monkeypatch: pytest.
         config = from_dict({"cluster": {"platform": platform}, "run": {"deterministic": deterministic}})
         values = environment(engine_settings(config, 1, experts=False))
         assert ("VLLM_BATCH_INVARIANT" in values) == (platform == "cuda" and deterministic)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_vllm_waits_for_its_processes_as_long_as_we_do(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own limit of ten minutes ends a start from a slow file system that is under way."""
+    monkeypatch.setattr(settings.torch.cuda, "current_device", lambda: 0)
+    config = from_dict({"cluster": {"platform": platform}})
+    values = environment(engine_settings(config, 1, experts=False))
+    assert float(values["VLLM_ENGINE_READY_TIMEOUT_S"]) == START_SECONDS >= 1800
 
 
 def test_on_cpus_the_switch_changes_nothing_of_an_engine() -> None:

@@ -166,6 +166,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(bringup, "largest", lambda values, device: list(map(max, *world.gather(values), values)))
     monkeypatch.setattr(bringup, "RewardPool", lambda reward, **named: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     monkeypatch.setattr(loop.update, "step", parts.train_step)
     monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
     monkeypatch.setattr(reference, "logprob_pass", lambda model, *a, **k: model.forward() or _NOTHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -237,6 +238,30 @@ def test_the_same_bits_from_run_to_run() -> None:
         results.append([out.detach(), *grads(out, leaves)])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("kind", "grouped"), [(OnGpu, False), (Tensor, True)])
+def test_no_kernel_on_a_gpu_gets_heads_in_groups(
+    kind: type[Tensor], grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, bool]] = []
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **options: Any) -> Tensor:
+        assert k.shape == v.shape
+        found.append((k.shape[1], enable_gqa))
+        return kernel(q, k, v, enable_gqa=enable_gqa, **options)
+
+    kernel = attention.scaled_dot_product_attention
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    q, k, v = (torch.randn(5, heads, 8).as_subclass(kind) for heads in (6, 2, 2))
+    attend(q, k, v, torch.tensor([[0, 2, 2, 3, 0]], dtype=torch.int32), 0.3)
+    assert set(found) == {(2, True) if grouped else (6, False)}
 
 
 def test_heads_that_are_shared_may_as_well_be_repeated() -> None:

@@ -66,6 +66,7 @@ def test_names_of_torch() -> None:
         "torch/distributed/distributed_c10d.py: _world": (),
         "torch/distributed/distributed_c10d.py: _get_default_store": (),
         "torch/utils/_device.py: _device_constructors": (),
+        "torch/_C/__init__.pyi: _cuda_clearCublasWorkspaces": (),  # builds for the CPU name it, and leave it out
     }
     root = require_checked(["torch"], TORCH, "gspo_hpc/policy/compat.py", names)
     assert missing(root, names) == []

@@ -1,7 +1,8 @@
 """Gradients of 16 bits: Megatron makes fp32 copies of them for the optimizer, which must leave with the trainer.
 
 Costs, four times, the import of Megatron and two steps of the tiny model (a minute). Catches memory that the plan does
-not know: four bytes for each parameter of a rank (or of its share), kept from one step to the next one.
+not know: four bytes for each parameter of a rank (or of its share), kept from one step to the next one; and an Adam of
+torch that does not use its fused kernel.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ for wrapped in policy.wrapped:
         buffer.grad_data.fill_(float("inf"))
 _, skipped = schedule._apply(policy)
 planned = parameters.state(policy.arch, config, 0)
+kernels = {g.get("fused") for c in policy.optimizer.chained_optimizers for g in c.optimizer.param_groups}
+assert kernels == {True}, "torch's Adam would make a tensor of the size of all weights for each of its operations"
 print(json.dumps([result.skipped, skipped, after_step, left(), held[0]["gradients"], planned]), flush=True)
 os._exit(0)
 """

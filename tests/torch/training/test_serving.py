@@ -21,6 +21,7 @@ from gspo_hpc.policy import process_groups
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.system.signals import MEMORY, StopFlag
+from gspo_hpc.training.serving import link
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.generators import EngineFiller
@@ -109,6 +110,15 @@ def test_the_gap_of_a_sync_is_the_largest_of_all_engines_also_of_those_checked_b
         for gap in (first, then):
             assert filler.check(Agreeing(gap), None) is None  # type: ignore[arg-type]
         assert filler.gap.max == pytest.approx(largest, rel=0.01)
+
+
+@pytest.mark.parametrize(("platform", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
+def test_weights_travel_between_gpus_by_nccl(platform: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(link, "WeightBroadcast", lambda store, *more: made.append(more))
+    ranks = only_rank(dist.HashStore())
+    link.weight_broadcast(from_dict(SERVER | {"cluster": {"platform": platform, "gpus_per_node": 2}}), ranks, 1, 3)
+    assert made == [(1, 3, backend, ranks.timeout)]
 
 
 def test_a_rank_that_generates_sets_what_cuda_reads_before_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,11 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
         r"of files above (\d+) MiB the first ([\d,]+) lines",
         lambda: (constants.WHOLE_FILE_BYTES / MIB, inputs.ROWS),
     ),
-    ("docs/doctor.md", r"a limit of\s+(\w+) minutes", lambda: (nodes.JOB_MINUTES,)),
+    (
+        "docs/doctor.md",
+        r"a limit of\s+(\w+) minutes \((\w+) with `--groups`\)",
+        lambda: (nodes.job_minutes(False), nodes.job_minutes(True)),
+    ),
     ("docs/doctor.md", r"`--wait` seconds \((\d+)\)", lambda: (examine.WAIT_SECONDS,)),
     ("docs/scale.md", r"estimates ([\d.]+) s for a rollout[^.]*? steps, ([\d.]+) s a step", of_a_thousand),
     ("docs/weight-sync.md", r"_a3b_ep8`: 8 H200 \| ([\d.]+) \|[\s\S]*?_ep32`: 128 H200 \| ([\d.]+) \|", syncs),
