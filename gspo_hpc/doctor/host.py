@@ -202,7 +202,7 @@ def compiler(environment: Mapping[str, str]) -> str | None:
 
 def judge_compiler(section: Section, path: str | None, header: Path) -> None:
     """Judge whether Triton can build what starts its kernels, which vLLM and the fused SwiGLU use."""
-    missing = [*(["a C compiler"] if path is None else []), *([] if header.is_file() else [str(header)])]
+    missing = [*(["C compiler"] if path is None else []), *([] if header.is_file() else [str(header)])]
     if not missing:
         section.ok("C compiler", f"{path}, and {header}")
         return

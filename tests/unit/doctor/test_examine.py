@@ -116,6 +116,41 @@ def test_without_a_config(capsys: pytest.CaptureFixture[str], no_account: pytest
 
 
 @pytest.mark.parametrize(
+    ("compilers", "cc", "header", "found", "state"),
+    [
+        (["gcc", "clang"], "", True, "gcc", "ok"),
+        (["clang"], "", True, "clang", "ok"),
+        (["mine"], "mine -O1", True, "mine", "ok"),
+        (["gcc"], "mine", True, None, "fail"),  # Triton takes CC as it is
+        ([], "", True, None, "fail"),
+        (["gcc"], "", False, "gcc", "fail"),
+    ],
+)
+def test_what_triton_builds_kernels_with(
+    compilers: list[str], cc: str, header: bool, found: str | None, state: str, tmp_path: Path
+) -> None:
+    for name in compilers:
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    if header:
+        (tmp_path / "Python.h").write_text("")
+    path = doctor_host.compiler({"PATH": str(tmp_path)} | ({"CC": cc} if cc else {}))
+    assert path == (None if found is None else str(tmp_path / found))
+    section = Section("host")
+    doctor_host.judge_compiler(section, path, tmp_path / "Python.h")
+    (one,) = section.findings
+    assert one.state == state
+    assert ("there is no" in one.finding) == (state == "fail")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_compiler_is_looked_for_where_ranks_have_gpus(platform: str) -> None:
+    config = loader.load(None, [f"cluster.platform={platform}"])
+    checks = {one.check for one in doctor_host.host(config, None, 0).findings}
+    assert ("C compiler" in checks) == (platform == "cuda")
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["CONFIG", "run.max_step=3"], "unknown key run.max_step; nearest: run.max_steps"),

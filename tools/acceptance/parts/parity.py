@@ -35,8 +35,9 @@ FLOAT32 = 1e-4  # mean difference of log-probs in nats, and difference of the gr
 # In 16 bit some tokens go to other experts and are far off, so means are compared, and with the CPU in 16 bit.
 OVER_CPU = 1.5  # of the CPU's own mean difference between bfloat16 and float32
 NORM = {"llama": 0.03, "qwen3_moe": 0.15}
-# Bytes that may stay allocated while everything is offloaded. Transformer Engine keeps workspaces for matrix products and
-# for each stream of grouped ones, on an H100 of 32 MiB and a little (get_cublas_workspace in its cpp_extensions/gemm.py).
+# Bytes that may stay allocated while everything is offloaded. Transformer Engine keeps workspaces for matrix products
+# and for each stream of grouped ones, on an H100 of 32 MiB and a little (get_cublas_workspace in its
+# cpp_extensions/gemm.py).
 LEFT = {"torch": 64 << 20, "transformer_engine": (64 << 20) + 5 * (33 << 20)}
 
 
