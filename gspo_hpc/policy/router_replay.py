@@ -142,7 +142,7 @@ class Routing:
         tokens = min(max(real - share[0] * length, 0), length)
         here = [(layer, replay) for owner, layer, replay in self._routers if owner is chunk]
         mine = None
-        if experts is not None:
+        if experts is not None and here:
             rows = experts.chunk(share[1])[share[0]]
             mine = _brought(rows[:, [layer for layer, _ in here]].transpose(0, 1), batch.tokens.device)
         for place, (_, replay) in enumerate(here):
