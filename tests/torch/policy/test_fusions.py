@@ -46,11 +46,12 @@ def test_torchs_layers_get_the_newest_flash_attention_on_gpus(
     device: str, layers_of: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
-    raw = {"cluster": {"platform": device.partition(":")[0]}, "model": {"layers": layers_of}}
+    raw = {"cluster": {"platform": device.partition(":")[0]}}
     events: list[str] = []
     monkeypatch.setattr(model.varlen, "use_newest_kernel", lambda device: events.append(str(device)))
     settings = SimpleNamespace(virtual_pipeline_model_parallel_size=None)
     monkeypatch.setattr(model, "transformer_config", lambda *arguments: settings)
+    monkeypatch.setattr(model, "uses_transformer_engine", lambda config: layers_of == "transformer_engine")
     monkeypatch.setattr(model, "_chunk", lambda *arguments: events.append("chunk"))
     monkeypatch.setattr(model.compat, "accumulate_in_buffers", lambda chunks: None)
     model.build(architecture.read(tmp_path), from_dict(raw), torch.device(device))
