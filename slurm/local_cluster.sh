@@ -5,6 +5,7 @@
 # on this machine alone as far as Slurm allows. `down` stops what `up` started and nothing else.
 
 set -euo pipefail
+export PYTHONSAFEPATH=1 # a file beside whoever calls this must not be imported
 umask 077
 
 REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

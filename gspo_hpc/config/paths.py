@@ -9,18 +9,18 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from gspo_hpc.system.environment import import_root
+
 Part = Path | zipfile.Path  # a file or a folder of the package
 
 
 def _package() -> Part:
-    folder = Path(__file__).resolve().parents[1]
+    folder = import_root() / __name__.partition(".")[0]
     return zipfile.Path(folder.parent, f"{folder.name}/") if folder.parent.is_file() else folder
 
 
 PACKAGE = _package()  # the folder gspo_hpc itself
 ALGORITHMS = PACKAGE / "algorithms"  # a plug-in folder: each algorithm that a config may name is one file
-# Put it on sys.path, and gspo_hpc can be imported: in a checkout the project's folder, in a submitted run its archive.
-IMPORT_ROOT = Path(__file__).resolve().parents[2]
 PRESETS = PACKAGE / "config" / "presets"  # NAME.yaml; in a checkout, a link to configs/
 PROFILES = PACKAGE / "config" / "slurm_profiles"  # NAME.yaml; in a checkout, a link to slurm/profiles/
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config import paths
+from gspo_hpc.system import environment
 
 # Packages besides those that setup.cfg declares: they must be absent, or match.
 ALSO = (
@@ -106,8 +106,10 @@ def read() -> Installed:
 
 def read_with(python: str, timeout: float = 60.0) -> Installed:
     """Return the packages of another interpreter. Raises ValueError if it does not answer."""
-    package = str(paths.IMPORT_ROOT)
-    script = f"import sys; sys.path.append({package!r}); from gspo_hpc.doctor import packages as d; d.main()"
+    package = str(environment.import_root())
+    # An older Python, which is reported as one, does not know the option -P.
+    begin = "import sys; sys.path[:] = [path for path in sys.path if path]"
+    script = f"{begin}; sys.path.append({package!r}); from gspo_hpc.doctor import packages as d; d.main()"
     try:
         done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -141,7 +143,7 @@ def _declared() -> tuple[list[str], str]:
     except importlib.metadata.PackageNotFoundError:
         pass
     parser = configparser.ConfigParser(interpolation=None)
-    parser.read(paths.IMPORT_ROOT / "setup.cfg")
+    parser.read(environment.import_root() / "setup.cfg")
     lines: list[str] = parser.get("options", "install_requires", fallback="").split("\n")
     extras: Mapping[str, str] = parser["options.extras_require"] if "options.extras_require" in parser else {}
     for extra, text in extras.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -20,6 +19,7 @@ from typing import Any
 from gspo_hpc.engine.messages import Failure
 from gspo_hpc.engine.outputs import one_line, root_cause
 from gspo_hpc.engine.processes import Processes
+from gspo_hpc.system import environment
 
 _POLL_SECONDS = 0.2  # between two checks that the engine's processes are alive
 _CLOSE_SECONDS = 3.0  # for an engine that is closed to end by itself
@@ -38,7 +38,7 @@ class Client:
         self.processes = Processes()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-m", "gspo_hpc.engine.host", str(theirs.fileno())]
+            command = environment.python("gspo_hpc.engine.host", str(theirs.fileno()))
             try:
                 self.processes.start(command, values, log_path, theirs.fileno())
             except BaseException:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from gspo_hpc.config.paths import IMPORT_ROOT
-from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER
+from gspo_hpc.system.environment import ENGINE, ENGINE_OWNER, importing
 from gspo_hpc.system.files import open_log
 from gspo_hpc.system.text import tail
 
@@ -53,10 +52,7 @@ class Processes:
         It gets a process group of its own: a signal that preempts or interrupts this process's group must not reach it.
         """
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
-        environment |= {**values, ENGINE: self._token, ENGINE_OWNER: str(os.getpid())}
-        if IMPORT_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout: this one, and no other
-            paths = [str(IMPORT_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        environment |= {**importing(), **values, ENGINE: self._token, ENGINE_OWNER: str(os.getpid())}
         with contextlib.ExitStack() as stack:
             log = None
             if log_path is not None:

@@ -36,7 +36,7 @@ from gspo_hpc.system.files import open_log, read_json, write_atomically, write_j
 from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
 from gspo_hpc.system.text import from_traceback, last_traceback, tail
 
-WORKER = (sys.executable, "-m", "gspo_hpc.training.worker")
+WORKER = tuple(environment.python("gspo_hpc.training.worker"))
 
 _POLL = 0.2  # seconds between two looks at the ranks
 _SETTLE = 0.5  # seconds after a first failure in which others may show that they failed before
@@ -158,7 +158,7 @@ class _Rank:
             with signals_default_in_children():
                 self._process = subprocess.Popen(
                     command,
-                    env=os.environ | variables | {environment.PARENT: str(os.getpid())},
+                    env=os.environ | environment.importing() | {**variables, environment.PARENT: str(os.getpid())},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

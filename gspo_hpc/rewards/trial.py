@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS
 from gspo_hpc.rewards.registry import is_batched
 from gspo_hpc.rewards.worker_process import limit_memory
+from gspo_hpc.system import environment
 from gspo_hpc.system.processes import end_children_with_this_process
 
 SECONDS = 30.0  # for all functions; a file may import large libraries from a slow file system
@@ -56,19 +56,18 @@ def run(
     if all(_is_quick(term) for term in functions):
         return [_try(term, prompt, fields, texts) for term in functions]
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
-    path = os.pathsep.join([str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory(prefix="gspo-rewards-") as folder:
         answers = Path(folder) / "answers"
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "gspo_hpc.rewards.trial", str(answers)],
+                environment.python("gspo_hpc.rewards.trial", str(answers)),
                 input=json.dumps(
                     {"functions": terms, "prompt": prompt, "fields": fields, "texts": texts, "memory_gb": memory_gb}
                 ),
                 capture_output=True,
                 text=True,
                 errors="replace",
-                env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
+                env=os.environ | environment.importing(),
                 timeout=seconds,
                 check=False,
             )

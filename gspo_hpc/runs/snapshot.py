@@ -19,7 +19,7 @@ from pathlib import Path
 from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
-from gspo_hpc.system.environment import CODE
+from gspo_hpc.system.environment import CODE, import_root
 from gspo_hpc.system.files import write_atomically
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file knows: archives of the same code are equal
@@ -47,11 +47,11 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 def take(archive: Path, *configs: Config) -> None:
     """Write the package and a user's own files into `archive`, for processes that have its :func:`environment`."""
-    if paths.IMPORT_ROOT.is_file():  # a submitted job that submits: its user's files may be others
-        with zipfile.ZipFile(paths.IMPORT_ROOT) as own:
+    if import_root().is_file():  # a submitted job that submits: its user's files may be others
+        with zipfile.ZipFile(import_root()) as own:
             content = {name: own.read(name) for name in own.namelist() if name.startswith(f"{paths.PACKAGE.name}/")}
     else:
-        folder = paths.IMPORT_ROOT / paths.PACKAGE.name
+        folder = import_root() / paths.PACKAGE.name
         content = {f"{folder.name}/{path.relative_to(folder)}": path.read_bytes() for path in _files(folder)}
     named = (own_code.file_of(name) for config in configs for name in files(config))
     for path in sorted({path for path in named if path is not None}):
@@ -85,7 +85,7 @@ def _commit() -> str | None:
     if shutil.which("git") is None:
         return None
     described = subprocess.run(
-        ["git", "-C", str(paths.IMPORT_ROOT), "describe", "--always", "--dirty", "--abbrev=40"],
+        ["git", "-C", str(import_root()), "describe", "--always", "--dirty", "--abbrev=40"],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Names of the environment variables of this package, each with its meaning, and values that several rooms set.
+"""The environment of processes that this package starts: its variables, each with its meaning, and Python itself.
 
 The launcher, the supervisor and its batch script set them for the processes they start, except for DEBUG, which a user
 sets. The shell scripts in tools/ and slurm/ have variables of their own, which their ``--help`` lists.
@@ -7,6 +7,8 @@ sets. The shell scripts in tools/ and slurm/ have variables of their own, which 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 DEBUG = "GSPO_HPC_DEBUG"  # set by a user: a refused command also prints its traceback
 ATTEMPT = "GSPO_HPC_ATTEMPT"  # number of the attempt that a rank belongs to
@@ -20,6 +22,32 @@ ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to fi
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine
 JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, in seconds since the epoch
 KILLED = "GSPO_HPC_KILLED"  # exit status of the supervisor before this one, if a signal ended it
+
+
+def import_root() -> Path:
+    """Return what must be on sys.path for this package: in a checkout its folder, in a submitted run its archive."""
+    return Path(__file__).resolve().parents[2]
+
+
+def python(module: str, *words: str, interpreter: str = sys.executable) -> list[str]:
+    """Return the command that runs a module in another Python, which does not import from the current folder.
+
+    That may be a run directory or a data set of somebody else, with a torch.py in it. Every Python that is started
+    needs -P, and the processes that multiprocessing spawns inherit it.
+    """
+    return [interpreter, "-P", "-m", module, *words]
+
+
+def importing() -> dict[str, str]:
+    """Return the variable with which such a Python finds this package: none where it lies among installed ones.
+
+    An empty entry of the user's PYTHONPATH would be the current folder.
+    """
+    own = import_root()
+    theirs = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(own))]
+    if own.name not in ("site-packages", "dist-packages"):  # a checkout: this one, and no other
+        theirs = [str(own), *theirs]
+    return {"PYTHONPATH": os.pathsep.join(theirs)} if theirs or "PYTHONPATH" in os.environ else {}
 
 
 def offline() -> dict[str, str]:

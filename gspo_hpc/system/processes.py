@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gspo_hpc.system import leftovers
+from gspo_hpc.system import environment, leftovers
 from gspo_hpc.system.environment import MARK, PARENT
 
 KILL_SECONDS = 10.0  # in which processes that get SIGKILL must be gone
@@ -139,11 +139,11 @@ def guarded(run_id: str, attempt: int) -> Iterator[None]:
 def start_guard(run_id: str, attempt: int) -> subprocess.Popen[bytes]:
     """Start the guard of an attempt. It acts when its standard input ends, at the latest with this process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gspo_hpc.system.processes", run_id, str(attempt)],
+        environment.python("gspo_hpc.system.processes", run_id, str(attempt)),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        env={key: value for key, value in os.environ.items() if key != MARK},
+        env={key: value for key, value in os.environ.items() if key != MARK} | environment.importing(),
     )
 
 

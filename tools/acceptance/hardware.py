@@ -25,7 +25,7 @@ class Gpus:
 
 def find_gpus() -> Gpus:
     """Return what there is. Raises RuntimeError where torch cannot be asked."""
-    done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", _CODE], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"torch failed to list the GPUs: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
     count, name, memory, cuda = json.loads(done.stdout.splitlines()[-1])

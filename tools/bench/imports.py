@@ -42,7 +42,7 @@ print(json.dumps([imported - began, time.process_time() - imported]))
 
 def child(modules: str, way: str) -> list[float]:
     """Return the processor seconds of the imports and of one full collection after them."""
-    command = [sys.executable, "-c", _PROGRAM.format(modules=modules), way]
+    command = [sys.executable, "-P", "-c", _PROGRAM.format(modules=modules), way]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -35,7 +35,7 @@ def processor_seconds(arguments: tuple[str, ...], folder: Path, exit_code: int =
     """Seconds of processor time, user and system, in which a fresh interpreter ends with the exit code."""
     environment = os.environ | {"PYTHONPATH": str(REPO), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, *arguments]
+    command = [sys.executable, "-P", *arguments]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

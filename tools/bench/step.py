@@ -152,7 +152,7 @@ def measure_ours(args: argparse.Namespace, work: Path, reward: str) -> Sample:
     run_dir, config = work / "run", work / "config.yaml"
     shutil.rmtree(run_dir, ignore_errors=True)
     config.write_text(json.dumps(our_config(args, run_dir, reward), indent=1), "utf-8")  # JSON is YAML
-    command = [sys.executable, "-m", "gspo_hpc", "train", str(config), *args.overrides]
+    command = [sys.executable, "-P", "-m", "gspo_hpc", "train", str(config), *args.overrides]
     run(command, work / "ours.log", work / "ours.out", environment())
     records = [record for record in json_lines(run_dir / "metrics.jsonl") if record["step"] > 0]
     assert [record["step"] for record in records] == list(range(1, args.steps + WARM_UP + 1)), records

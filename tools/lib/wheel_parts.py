@@ -86,7 +86,7 @@ def find(requirement: str, python: str) -> str:
         report = Path(folder, "report.json")
         options = ["--dry-run", "--no-deps", "--ignore-installed", "--ignore-requires-python"]
         options += ["--only-binary", ":all:", "--python-version", python, "--target", folder, "--report", str(report)]
-        command = [sys.executable, "-m", "pip", "install", "-q", *options]
+        command = [sys.executable, "-P", "-m", "pip", "install", "-q", *options]
         subprocess.run([*command, requirement], check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         (found,) = json.loads(report.read_text())["install"]
     return str(found["download_info"]["url"])

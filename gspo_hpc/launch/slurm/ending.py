@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from gspo_hpc.launch.slurm import commands
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.verdict import Verdict, progress
 from gspo_hpc.runs.directory import Attempt, RunDir
-from gspo_hpc.system.environment import JOB_BEGAN
+from gspo_hpc.system import environment
 from gspo_hpc.system.exit_codes import REQUEUE
 from gspo_hpc.system.files import DISK_FULL
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
@@ -50,7 +49,7 @@ def end_time(config: Config, job_id: str, patience: float = 60.0) -> float | Non
         job = commands.job(job_id, patience)
         return job.end_time if job is not None else None
     except SlurmError:
-        began, minutes = os.environ.get(JOB_BEGAN), config.slurm.time_minutes
+        began, minutes = os.environ.get(environment.JOB_BEGAN), config.slurm.time_minutes
         return None if began is None or minutes is None else float(began) + 60.0 * minutes
 
 
@@ -80,7 +79,7 @@ def cancel(job_id: str, flag: StopFlag) -> None:
 def unhold_later(job_id: str, excluded: Sequence[str]) -> None:
     """Start a process that outlives this job, if Slurm lets it, and shortens the wait of the requeued job."""
     quiet = subprocess.DEVNULL
-    command = [sys.executable, "-m", "gspo_hpc.launch.slurm.unhold", job_id, *excluded]
+    command = environment.python("gspo_hpc.launch.slurm.unhold", job_id, *excluded)
     with signals_default_in_children():
         subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
 

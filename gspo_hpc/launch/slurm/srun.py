@@ -12,7 +12,7 @@ from pathlib import Path
 from gspo_hpc.config.derived import cpus_per_task, shares_cores
 from gspo_hpc.config.schema import Config, Container
 from gspo_hpc.runs import snapshot
-from gspo_hpc.system.environment import no_gpus
+from gspo_hpc.system import environment as system
 
 # In a job folder: the submitted code; a file that asks for the end of the run.
 CODE, CANCEL = "code.zip", "cancel"
@@ -25,7 +25,7 @@ def environment(config: Config, code: Path) -> dict[str, str]:
     """
     threads = config.cluster.threads_per_rank or cpus_per_task(config)
     return {
-        **(no_gpus() if config.cluster.platform == "cpu" else {}),
+        **(system.no_gpus() if config.cluster.platform == "cpu" else {}),
         **config.slurm.environment,
         **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
         **snapshot.environment(code),
@@ -56,10 +56,13 @@ def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> 
         # Every rank sees all GPUs of its node: it picks its own, and its engine shares memory with its neighbours.
         words.append(f"--gpu-bind={slurm.gpu_bind or 'none'}")
     words += slurm.srun
-    python = [slurm.python or sys.executable]
+    start: list[str] = []
+    python = slurm.python or sys.executable
     if slurm.container is not None:
-        python = _in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
-    return [*words, *python, "-m", "gspo_hpc.training.worker", "train", str(run_dir)]
+        start = _in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
+        python = slurm.container.python
+    ranks = system.python("gspo_hpc.training.worker", "train", str(run_dir), interpreter=python)
+    return [*words, *start, *ranks]
 
 
 def _in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
@@ -69,6 +72,6 @@ def _in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: 
         # Without this option the values of the image would hide those of the job.
         keep = f"--container-env={','.join(names)}"
         where = [f"--container-image={box.image}", f"--container-mounts={','.join(mounts)}"]
-        return [*where, keep, *box.args, box.python]
+        return [*where, keep, *box.args]
     binds = [word for mount in mounts for word in ("--bind", mount)]
-    return ["apptainer", "exec", *(["--nv"] if gpus else []), *binds, *box.args, box.image, box.python]
+    return ["apptainer", "exec", *(["--nv"] if gpus else []), *binds, *box.args, box.image]

@@ -50,7 +50,7 @@ class Supervise:
 
         These would requeue the job at any moment, whatever it does then, and not at all after three time limits.
         """
-        os.execv(sys.executable, [sys.executable, "-u", "-m", _SUPERVISOR, self.run_dir, self.job_dir])
+        os.execv(sys.executable, [sys.executable, "-u", "-P", "-m", _SUPERVISOR, self.run_dir, self.job_dir])
 
 
 class Unconfirmed(SlurmError):
@@ -171,7 +171,7 @@ class Supervisor:
     def in_shell(cls, config: Config, run_dir: str, job_dir: str) -> Supervisor:
         """Return that of the run and the folder that two words of the shell stand for."""
         python = shlex.quote(config.slurm.python or sys.executable)
-        command = f"{python} -u -m {_SUPERVISOR} {run_dir} {job_dir}"
+        command = f"{python} -u -P -m {_SUPERVISOR} {run_dir} {job_dir}"
         return cls(command, f"{run_dir}/attempts", config.faults.max_restarts + 1)
 
 
@@ -190,7 +190,7 @@ def make_executor(
     if the job is an array, as --array takes them. `setup`: lines of the script before the command.
     """
     slurm, cluster = config.slurm, config.cluster
-    executor = Executor(folder=job_dir, python=shlex.quote(slurm.python or sys.executable))
+    executor = Executor(folder=job_dir, python=f"{shlex.quote(slurm.python or sys.executable)} -P")
     more: dict[str, Any] = {name.replace("-", "_"): value for name, value in slurm.sbatch.items()}
     if slurm.requeue:
         more["requeue"] = True

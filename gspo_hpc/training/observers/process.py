@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config import paths
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.system import processes
+from gspo_hpc.system import environment, processes
 from gspo_hpc.system.files import plain
 
 WAITING = 2**20  # bytes of records that wait for an observer; a record has one to a few KiB
@@ -40,11 +39,10 @@ class ObserverProcess:
         self._told = False
         self._failure, theirs = os.pipe()
         os.set_blocking(self._failure, False)
-        path = os.pathsep.join(filter(None, [str(paths.IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", __name__, name, str(run_dir), str(theirs)]
+        command = environment.python(__name__, name, str(run_dir), str(theirs))
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=(theirs,), env=os.environ | {"PYTHONPATH": path}
+                command, stdin=subprocess.PIPE, pass_fds=(theirs,), env=os.environ | environment.importing()
             )
         finally:
             os.close(theirs)

@@ -294,7 +294,7 @@ def test_the_script_of_the_job(tmp_path: Path) -> None:
     (command,) = [line for line in lines if line.startswith("srun ")]
     assert command.startswith("srun --nodes=4 --ntasks=4 --ntasks-per-node=1 ")
     assert command.endswith(
-        f"--mpi=none --kill-on-bad-exit=0 --wait=0 {sys.executable} -m gspo_hpc.doctor.node {tmp_path}/job"
+        f"--mpi=none --kill-on-bad-exit=0 --wait=0 {sys.executable} -P -m gspo_hpc.doctor.node {tmp_path}/job"
     )
     assert "export NCCL_SOCKET_IFNAME=ib0" in lines
     with pytest.raises(slurm.SlurmError, match="not safe in a batch script"):

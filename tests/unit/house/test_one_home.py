@@ -34,7 +34,7 @@ HOMES = {
     r"\"attempt\.json\"": "runs/directory.py",
     r"dtype or \S*config\.model\.dtype": "config/derived.py",  # engine_dtype
     r"\b64 (?:<<|\* 2 ?\*\*) ?20\b": "config/constants.py",  # WHOLE_FILE_BYTES
-    r"__file__\)\.resolve\(\)\.parent": "config/paths.py",  # PACKAGE
+    r"__file__\)\.resolve\(\)\.parent": "system/environment.py",  # import_root
     r"memory\.max|limit_in_bytes|/proc/meminfo|\"meminfo\"": "system/host_memory.py",
     r"import netrc|api\.wandb\.ai|WANDB_BASE_URL": "config/reading/wandb_account.py",
     r"engines_per_node or (?!\d)|max\(1, gpus // (?:tp|size)\)": "config/derived.py",

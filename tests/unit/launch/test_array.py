@@ -140,7 +140,7 @@ def test_a_task_starts_the_supervisor_of_its_point(
     (run / "attempts").mkdir(parents=True)
     done = subprocess.run(["bash", "-c", script], env=os.environ | {"SLURM_ARRAY_TASK_ID": "2"}, capture_output=True)
     assert done.returncode == 0, done.stderr
-    line = f"-u -m gspo_hpc.launch.slurm.supervisor {run} {run}/jobs/NNNN"
+    line = f"-u -P -m gspo_hpc.launch.slurm.supervisor {run} {run}/jobs/NNNN"
     assert (config.parent / "starts").read_text().splitlines() == [line, line]
     assert shlex.quote(str(run.parent / "seed-1_lr-1e-6")) in script.rpartition("\n#   srun ")[2].splitlines()[0]
 

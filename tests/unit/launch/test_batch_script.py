@@ -60,14 +60,14 @@ def run_script(folder: Path, ends: list[str], *setup: str, restarts: int = 2) ->
 def test_a_supervisor_that_ends_by_itself_ends_the_job(tmp_path: Path, code: int) -> None:
     assert run_script(tmp_path, [str(code)])[:2] == (
         code,
-        [f"first -u -m submitit.core._submit {tmp_path}/run/jobs/NNNN"],
+        [f"first -P -u -m submitit.core._submit {tmp_path}/run/jobs/NNNN"],
     )
 
 
 @pytest.mark.parametrize("setup", [(), ("set -euo pipefail",)])
 def test_another_takes_over_from_one_that_a_signal_ended(tmp_path: Path, setup: tuple[str, ...]) -> None:
     code, starts, output = run_script(tmp_path, ["attempt kill 9", "attempt kill 11", "137", "75"], *setup)
-    command = f"-u -m gspo_hpc.launch.slurm.supervisor {tmp_path}/run {tmp_path}/run/jobs/NNNN"
+    command = f"-u -P -m gspo_hpc.launch.slurm.supervisor {tmp_path}/run {tmp_path}/run/jobs/NNNN"
     assert code == 75
     assert starts[1:] == [f"137 {command}", f"139 {command}", f"137 {command}"]
     assert output.count("signal 9 ended the supervisor: starting another") == 2 and "signal 11 ended" in output

@@ -556,7 +556,7 @@ def test_the_launcher_imports_nothing_heavy() -> None:
 
 
 def test_the_worker_command_is_this_package() -> None:
-    assert WORKER == (sys.executable, "-m", "gspo_hpc.training.worker")
+    assert WORKER == (sys.executable, "-P", "-m", "gspo_hpc.training.worker")
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_begin(out: Path) -> None:

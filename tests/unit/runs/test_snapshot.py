@@ -25,6 +25,7 @@ from gspo_hpc.config.schema import Config, Reward, RewardFunction
 from gspo_hpc.models import catalog
 from gspo_hpc.planning.rules.registry import rules
 from gspo_hpc.runs import snapshot
+from gspo_hpc.system import environment
 
 GRADER = """
 def grade(completion, *, prompt, fields):
@@ -69,7 +70,7 @@ def test_the_archive_is_one_private_file_with_the_whole_package(archive: Path) -
     with zipfile.ZipFile(archive) as whole:
         kept = {name for name in whole.namelist() if name.startswith("gspo_hpc/")}
         worker = whole.read("gspo_hpc/training/worker.py")
-    folder = paths.IMPORT_ROOT / "gspo_hpc"
+    folder = environment.import_root() / "gspo_hpc"
     there = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {path.relative_to(folder.parent).as_posix() for path in there} <= kept
     assert {f"gspo_hpc/config/presets/{path.name}" for path in paths.files(paths.PRESETS, ".yaml")} <= kept
