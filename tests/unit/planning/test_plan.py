@@ -331,6 +331,22 @@ def test_each_pass_has_its_own_size() -> None:
     assert [s.needed for s in shared.values()] == [True, False, False]
 
 
+@pytest.mark.parametrize("size", ["size", "tokens"])
+@pytest.mark.parametrize(
+    ("given", "takers"),
+    [
+        ("logprob_", {"old_logprobs"}),
+        ("reference_", {"reference"}),
+        ("", {"update", "old_logprobs", "reference"}),
+    ],
+)
+def test_a_size_reaches_the_passes_that_have_none_of_their_own_only_from_the_update(
+    given: str, takers: set[str], size: str
+) -> None:
+    sizes = pass_sizes(config(1, **{f"{given}micro_batch_{size}": 4096}))
+    assert {name for name, one in sizes.items() if 4096 in (one.micro_batch_size, one.micro_batch_tokens)} == takers
+
+
 @pytest.mark.parametrize(
     ("batch", "beta", "expected"),
     [
