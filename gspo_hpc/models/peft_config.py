@@ -14,6 +14,7 @@ from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models.adapter_table import chosen
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"  # of earlier versions of peft
 
 # What peft can add to plain LoRA, beside what it is where nothing is added.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -65,14 +66,23 @@ def _scaled(found: dict[str, Any]) -> tuple[int, float]:
     return rank, alpha * math.sqrt(rank) if found.get("use_rslora") else alpha  # then the scale is alpha / sqrt(rank)
 
 
+def missing(path: Path) -> str | None:
+    """Return in a line which file a folder of peft lacks; None if it has both."""
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            pickled = name == WEIGHTS and (path / _PICKLED).is_file()
+            why = f" with safetensors ({_PICKLED} is a pickle, which is not read)" if pickled else ""
+            return f"adapter.path {path} has no {name}: give a folder in the format of peft{why}"
+    return None
+
+
 def obstacle(adapter: Adapter) -> str | None:
     """Return in a line why a run cannot begin with the adapters in `adapter.path`; None if it can, as far as known."""
     if adapter.path is None:
         return None
     path = Path(adapter.path)
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            return f"adapter.path {path} has no {name}: give a folder in the format of peft"
+    if (lacks := missing(path)) is not None:
+        return lacks
     try:
         found = json.loads((path / CONFIG).read_text("utf-8"))
         kind, (rank, alpha) = found["peft_type"], _scaled(found)

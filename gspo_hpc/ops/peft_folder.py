@@ -28,6 +28,8 @@ def write(out: Path, adapter: Adapter, base: str, matrices: Mapping[str, torch.T
 
 def settings(folder: Path) -> Adapter:
     """Return the section `adapter` of a run that begins with the adapters in a folder of peft; ValueError for none."""
+    if (lacks := peft_config.missing(folder)) is not None:
+        raise ValueError(lacks)
     rank, alpha = peft_config.rank_and_alpha(folder)
     layers = {name.split(".")[-3] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS) if name.count(".") > 2}
     found = Adapter(type="lora", path=str(folder), rank=rank, alpha=alpha, targets=chosen(sorted(layers)))

@@ -15,6 +15,7 @@ import transformers
 
 from tests import metrics_page
 from tests.run import harness
+from tests.torch.checkpoint.test_handed_over import KINDS_OF_FILES, kind
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -36,6 +37,14 @@ def scores(uninterrupted: Path) -> dict[str, float]:
     done = command("eval", uninterrupted, "eval.samples=2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+def test_a_run_writes_no_kind_of_file_that_no_pickle_is_planted_in(uninterrupted: Path) -> None:
+    """tests/torch/checkpoint/test_handed_over.py plants one in each kind of file that it knows."""
+    names = [str(path.relative_to(uninterrupted)) for path in uninterrupted.rglob("*") if path.is_file()]
+    of_observers_and_commands = ("observed.jsonl", "eval.log", "export.log", "report")
+    new = {kind(name) for name in names if not name.startswith(of_observers_and_commands)} - KINDS_OF_FILES
+    assert not new, f"say in test_handed_over.py what a run has now: {sorted(new)}"
 
 
 def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[str, float]) -> None:

@@ -2,6 +2,8 @@
 
 python -m tests.torch.checkpoint.handed_over save MODEL FOLDER         # prints how many signs of life a load gave
 python -m tests.torch.checkpoint.handed_over load MODEL FOLDER ...     # prints what each load of each one raised
+python -m tests.torch.checkpoint.handed_over save-adapters MODEL FOLDER        # and FOLDER-peft, in peft's format
+python -m tests.torch.checkpoint.handed_over load-adapters MODEL FOLDER ...    # checkpoints, and folders of peft
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.checkpoint import hugging_face, sharded
+from gspo_hpc.checkpoint import adapters, hugging_face, sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models import architecture
+from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops import peft_folder
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs import commit
@@ -41,6 +45,12 @@ def save(policy: Policy, config: Config, folder: Path) -> None:
     )
 
 
+def from_peft(folder: Path, arch: Architecture, config: Config, out: Path) -> None:
+    """Make a checkpoint of a folder of peft, as from-hf does."""
+    out.mkdir()
+    adapters.from_peft(arch, replace(config, adapter=peft_folder.settings(folder)), out)
+
+
 def raised(work: Callable[[], object]) -> list[str] | None:
     """Return the kind and the text of what `work` raises; None if it does its work."""
     try:
@@ -54,8 +64,10 @@ def main() -> None:
     """Do what the command line says, and print a JSON object of what was raised."""
     task, model, *names = sys.argv[1:]
     os.environ.update(ALONE)
+    adapted = task.endswith("-adapters")
     config = from_dict(
         {
+            "adapter": {"type": "lora", "rank": 4} if adapted else {},
             "cluster": {"platform": "cpu"},
             "model": {"path": model, "dtype": "float32"},
             "batch": {"global_batch_size": 4, "num_generations": 4, "micro_batch_tokens": 64},
@@ -72,20 +84,36 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         for name in names:
             folder = Path(name)
-            if task == "save":
+            if task.startswith("save"):
                 save(policy, config, folder)
+                if adapted:
+                    adapters.to_peft(folder / "megatron", arch, config, folder.with_name(f"{folder.name}-peft"))
                 before = marks()[0]
                 sharded.load(policy, folder)
                 signs["checkpoint"] = marks()[0] - before
                 said = signs | {"tensors": len(list(policy.parameters()))}
                 continue
             out = folder.with_name(f"{folder.name}-hf")
-            said[folder.name] = {
+            if not (folder / commit.MANIFEST).exists():
+                said[folder.name] = {
+                    "from-hf": raised(lambda folder=folder, out=out: from_peft(folder, arch, config, out))
+                }
+                continue
+            more: dict[str, Any] = {}
+            if adapted:
+                write = adapters.to_hugging_face
+                alone = folder.with_name(f"{folder.name}-alone")
+                more["adapter"] = raised(
+                    lambda folder=folder, alone=alone: adapters.to_peft(folder / "megatron", arch, config, alone)
+                )
+            else:
+                write = hugging_face.to_hugging_face
+            said[folder.name] = more | {
                 "whole": commit.verify(folder),
                 "resume": raised(lambda folder=folder: (sharded.load(policy, folder), CheckpointState.read(folder))),
                 "evaluate": raised(lambda folder=folder: sharded.load_weights(policy, folder)),
                 "export": raised(
-                    lambda folder=folder, out=out: hugging_face.to_hugging_face(folder / "megatron", arch, config, out)
+                    lambda folder=folder, out=out, write=write: write(folder / "megatron", arch, config, out)
                 ),
                 "dtype": raised(lambda folder=folder: hugging_face.dtype_of(folder / "megatron")),
             }

@@ -5,10 +5,12 @@ Takes a minute. It would catch a reader that unpickles: in our code, or in Megat
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -21,13 +23,35 @@ import torch
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
-from gspo_hpc.runs import commit
-from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.runs import commit, sample_record
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.jobs import new_job_folder, record_job
 from gspo_hpc.runs.journal import Journal, read_journals
+from gspo_hpc.runs.sweep import SweepDir
+from tests.swanlab_server import SwanlabServer
+from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
+from tests.unit.runs.test_sample_record import group
+from tests.wandb_server import WandbServer
 from tools.make_random_model import make_random_model
 
 # Names that torch, Megatron and submitit read, whether or not a checkpoint or a run has them today.
 OF_LIBRARIES = (".metadata", "__0.metadata", "metadata.json", "common.pt", "modelopt_run_config.yaml")
+# Kinds of files in the directory of a run, as `kind` names them; tests/run/test_results.py holds a real run to them.
+KINDS_OF_FILES = {
+    *("config.yaml", "lock", "metrics.jsonl", "mlflow.db", "plan.json", "run.json", "samples.jsonl"),
+    *("attempts/N/attempt.json", "attempts/N/config.yaml", "attempts/N/console.log", "attempts/N/rank-N.log"),
+    *(
+        "checkpoints/N/COMMITTED",
+        "checkpoints/N/MANIFEST.json",
+        "checkpoints/N/cursor.json",
+        "checkpoints/N/rng-N.json",
+    ),
+    *("checkpoints/N/baseline.json", "checkpoints/N/record.json", "checkpoints/N/rollout.jsonl"),
+    *("checkpoints/N/megatron/N.distcp", "checkpoints/N/megatron/common.pt", "checkpoints/N/megatron/index.json"),
+    *("jobs/N/config.yaml", "jobs/N/job.json", "record/rank-N.jsonl.gz", "rollouts/N/rank-N.journal"),
+    *("experts.json", "attempts/N/rank-N.stacks", "attempts/N/srun.log", "attempts/N/traces/*"),
+    *("wandb/*.wandb", "swanlab/*.swanlab", "tensorboard/*", "wandb/*", "swanlab/*"),
+}
 OF_SUBMITIT = ("jobs/0001/7_submitted.pkl", "jobs/0001/7_0_result.pkl")
 
 
@@ -54,6 +78,25 @@ def archive(marker: Path) -> bytes:
 
 
 KINDS: dict[str, Callable[[Path], bytes]] = {"plain": plain, "archive": archive}
+
+
+def planted(path: Path, marked: Path) -> bytes:
+    """A file that leaves a mark where it is unpickled, or read as YAML that may make objects."""
+    if path.suffix in (".yaml", ".yml"):
+        return f"run: !!python/object/apply:os.mkdir ['{marked}/yaml']\n".encode()
+    found = plain(marked / "pickle")  # torch.load and numpy.load would run it as pickle.load does
+    return gzip.compress(found) if path.suffix == ".gz" else found
+
+
+def kind(name: str) -> str:
+    """Return the kind of a file of a run: its name with N for numbers; of trackers, whether its library reads it."""
+    top, *inner = name.split("/")
+    if inner[1:2] == ["traces"]:
+        return "attempts/N/traces/*"
+    if top in ("wandb", "swanlab", "tensorboard", "trackio"):
+        suffix = Path(name).suffix
+        return f"{top}/*{suffix}" if suffix in (".wandb", ".swanlab") else f"{top}/*"
+    return re.sub(r"_*[0-9]+(_[0-9]+)?", "N", name)
 
 
 def run(*words: object) -> dict[str, Any]:
@@ -105,6 +148,12 @@ def plant(checkpoint: Path, copy: Path, name: str, content: bytes) -> Path:
     return committed(copy)
 
 
+def kept(folder: Path) -> list[str]:
+    """The files of a folder, but for those of a commit."""
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [name for name in names if Path(name).name not in (commit.MANIFEST, commit.COMMITTED)]
+
+
 def marks(folder: Path) -> list[str]:
     """Files that planted pickles have made."""
     return sorted(path.name for path in folder.iterdir())
@@ -114,8 +163,7 @@ def marks(folder: Path) -> list[str]:
 def loads(model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, Path]]:
     """Errors for each copy with a planted pickle, the folder of copies, and the one for marks of pickles."""
     folder, marked = tmp_path_factory.mktemp("planted"), tmp_path_factory.mktemp("marks")
-    names = [str(path.relative_to(checkpoint)) for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    names = [name for name in names if name not in (commit.MANIFEST, commit.COMMITTED)]
+    names = kept(checkpoint)
     assert {"megatron/index.json", "megatron/common.pt", "rng-0.json", "cursor.json", "rollout.jsonl"} < set(names)
     assert any(name.endswith(".distcp") for name in names)
     names += [f"megatron/{name}" for name in OF_LIBRARIES if f"megatron/{name}" not in names]
@@ -164,55 +212,142 @@ def test_the_converter_refuses_it_as_a_program(model: Path, loads: tuple[Any, Pa
     _, folder, marked = loads
     words = ["to-hf", "--checkpoint", folder / "older", "--model", model, "--out", tmp_path / "out"]
     command = [sys.executable, "-m", "tools.convert_checkpoint", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
     assert done.returncode == 2 and marks(marked) == [], done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr, done.stderr
+    (line,) = done.stderr.splitlines()  # what libraries say goes to a log, which does not stay
+    assert line.startswith(f"error: {folder / 'older'}") and done.stdout == ""
+    assert not list(tmp_path.glob("*.log"))
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A whole checkpoint of LoRA adapters, and the same in a folder of peft."""
+    path = tmp_path_factory.mktemp("adapters") / "000002"
+    run("save-adapters", model, path)
+    return path, path.with_name(f"{path.name}-peft")
+
+
+def test_a_pickle_in_no_file_of_a_checkpoint_or_folder_of_adapters_runs(
+    model: Path, adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkpoint, peft = adapters
+    marked = tmp_path / "marks"
+    marked.mkdir()
+    copies = []
+    for kind, make in KINDS.items():
+        for number, name in enumerate(kept(checkpoint)):
+            copy = tmp_path / f"{kind}-{number}-{Path(name).name}"
+            copies.append(plant(checkpoint, copy, name, make(marked / copy.name)))
+        for name in (*kept(peft), "adapter_model.bin"):
+            copy = Path(shutil.copytree(peft, tmp_path / f"{kind}-peft-{name}"))
+            (copy / name).write_bytes(make(marked / copy.name))
+            if name == "adapter_model.bin":  # the file that peft wrote before there was safetensors
+                (copy / "adapter_model.safetensors").unlink()
+            copies.append(copy)
+    assert {copy.name.partition("-peft-")[2] for copy in copies} >= {"adapter_config.json", "adapter_model.safetensors"}
+    said = run("load-adapters", model, *copies, checkpoint, peft)
+    assert marks(marked) == []
+    assert not any(said.pop(checkpoint.name).values()) and not any(said.pop(peft.name).values())
+    for name, found in said.items():
+        if "-peft-" in name:
+            assert found["from-hf"] is not None, name
+            assert "is a pickle, which is not read" in found["from-hf"][1] or not name.endswith(".bin"), found
+        elif name.endswith((".distcp", "index.json")):
+            assert all(found[key] for key in ("resume", "evaluate", "export", "adapter")), (name, found)
+        for kind, text in filter(None, (one for key, one in found.items() if key != "whole")):
+            assert kind == "ValueError" and len(text.splitlines()) == 1 and str(tmp_path / name) in text, (name, text)
+
+
+TRACKERS = ("wandb/", "swanlab/", "tensorboard/", "trackio/", "mlflow.db")
+
+
 @pytest.fixture
-def handed_over(checkpoint: Path, tmp_path: Path) -> RunDir:
-    """The directory of a run that has failed once, with all that commands read."""
-    made, _ = open_run(loader.from_dict({"run": {"dir": str(tmp_path / "run"), "max_steps": 10}}))
+def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -> RunDir:
+    """A run of a sweep that failed after some steps, with what each part of a run writes: the trackers, too."""
+    top = tmp_path / "sweep"
+    top.mkdir()
+    with (sweep := SweepDir(top)).lock():
+        sweep.open({"one": ["optimizer.lr=1e-6"]})
+    made = make_run(top / "one", {**TRACKING, "record_interval": 1})
+    command = [sys.executable, "-m", "tests.torch.trackers.attempt", str(made.path), "4"]
+    done = subprocess.run(command, env=environment(made, HOME=str(tmp_path)), capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     with made.lock():
         attempt = made.new_attempt(loader.load(made.config))
         attempt.log_path(0).write_text("Traceback (most recent call last):\n  f()\nZeroDivisionError: the cause\n")
+        attempt.console.write_text("gspo-hpc: rank 0 ended\n")
+        attempt.stacks_path(0).write_text("Thread 0x1 (most recent call first):\n")
+        (attempt.path / "srun.log").write_text("srun: error\n")
+        attempt.traces.mkdir()
+        (attempt.traces / "step-000001-rank-0.json.gz").write_bytes(gzip.compress(b"{}"))
         attempt.finish("failed", 1, "rank 0 on n1: ZeroDivisionError: the cause")
-    for step in range(4):
-        made.append_metrics({"step": step, "reward": 0.5, "seconds": 2.0, "completion_tokens_per_s": 100.0})
-    made.append_samples([{"step": 0, "prompt": "1 + 1 = ?", "completion": "2", "reward": 1.0}])
-    shutil.copytree(checkpoint, made.checkpoints / "000001")
+    record = made.path / "record"
+    sample_record.append(sample_record.path_of(record, 0), sample_record.packed([group(1, 0)]))
+    for path in (checkpoint, adapters[0]):
+        shutil.copytree(path, made.checkpoints / path.name)
     Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
-    (made.path / "plan.json").write_text("{}")
-    job = made.path / "jobs" / "0001"
-    job.mkdir(parents=True)
-    (job / "job.json").write_text(json.dumps({"job_id": "7"}))
+    made.plan.write_text("{}")
+    made.experts.write_text("{}")
+    job = new_job_folder(made.path)
+    record_job(job, "7", "gspo_hpc")
+    (job / "config.yaml").write_text(made.config.read_text())
     (job / "7_0_log.out").write_text("slurmstepd: error\n")
+    sweep.write_tasks(new_job_folder(top), {0: job})
+    assert main(["report", str(made.path)]) == 0
+    assert all(path.exists() for path in vars(made).values() if isinstance(path, Path)), "a path that nothing is at"
     return made
 
 
-COMMANDS = ("status", "report", "diagnose", "logs", "sync", "cancel")
+# Those that read a run and call neither its code nor a library of tensors.
+COMMANDS = (
+    *(("status", "RUN"), ("status", "SWEEP"), ("diagnose", "RUN"), ("logs", "RUN"), ("cancel", "RUN")),
+    *(("report", "RUN"), ("report", "--compare", "RUN", "RUN", "--out", "OUT")),
+)
+# Trackers whose files lie here are written to; the others' are sent to a server (below).
+SYNC = ("sync", "RUN", "tracking.wandb=disabled", "tracking.swanlab=disabled")
 
 
+@pytest.mark.timeout(900)
 def test_no_command_that_reads_a_run_runs_a_pickle_in_it(
-    handed_over: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    handed_over: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    top = handed_over.path
+    monkeypatch.setenv("TRACKIO_DIR", str(top / "trackio"))
+    marked = tmp_path / "marks"
+    marked.mkdir()
+    names = [str(path.relative_to(top)) for path in sorted(top.rglob("*")) if path.is_file()]
+    assert {kind(name) for name in names} >= KINDS_OF_FILES, "a file of a run that nothing is planted in"
+    places = {"RUN": str(top), "SWEEP": str(top.parent), "OUT": str(tmp_path / "compared.html")}
+    for name in (*names, *OF_SUBMITIT, "../sweep.json", "../jobs/0001/tasks.json"):
+        path = top / name
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(planted(path, marked))
+        commands = (*COMMANDS, SYNC) if name.startswith(TRACKERS) or name.count("/") == 0 else COMMANDS
+        for words in commands:
+            code = main([places.get(word, word) for word in words])
+            said = capsys.readouterr().err
+            assert code in (0, 1, 2) and len(said.splitlines()) <= 6, (name, words, said)
+        read_journals(handed_over.rollouts / "000001", "f")
+        assert marks(marked) == [], name
+        path.unlink() if before is None else path.write_bytes(before)
+
+
+@pytest.mark.timeout(600)
+def test_no_library_of_a_tracker_runs_a_pickle_in_what_it_uploads(handed_over: RunDir, tmp_path: Path) -> None:
     marked = tmp_path / "marks"
     marked.mkdir()
     top = handed_over.path
-    names = [str(path.relative_to(top)) for path in sorted(top.rglob("*")) if path.is_file()]
-    assert {"config.yaml", "plan.json", "run.json", "metrics.jsonl", "attempts/0001/config.yaml"} <= set(names)
-    for name in (*names, *OF_SUBMITIT):
-        path = top / name
-        before = path.read_bytes() if path.exists() else None
-        tag = f"run: !!python/object/apply:os.mkdir ['{marked}/yaml']\n".encode()
-        for content in (plain(marked / "pickle"), archive(marked / "archive"), tag):
-            path.write_bytes(content)
-            for command in COMMANDS:
-                code = main([command, str(top)])
-                said = capsys.readouterr().err
-                assert code in (0, 1, 2) and len(said.splitlines()) <= 4, (name, command, said)
-            read_journals(handed_over.rollouts / "000001", "f")
-            assert marks(marked) == [], name
-        path.unlink() if before is None else path.write_bytes(before)
-        (top / "report.html").unlink(missing_ok=True)
+    for name in ("wandb", "swanlab"):
+        files = [path for path in (top / name).rglob("*") if path.is_file() and not path.is_symlink()]
+        assert files, name
+        for path in files:
+            path.write_bytes(planted(path, marked))
+    with WandbServer() as wandb, SwanlabServer() as swanlab:
+        variables = wandb.environment() | swanlab.environment()
+        words = ("tracking.tensorboard=false", "tracking.mlflow=false", "tracking.trackio=false")
+        done = sync(handed_over, *words, HOME=str(tmp_path), **variables)
+        assert "Traceback" not in done.stderr and wandb.requests, done.stderr
+    assert marks(marked) == []
