@@ -19,6 +19,8 @@ import argparse
 import os
 import socket
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,16 +50,40 @@ def main() -> int:
             command.add_argument("--adapter", type=Path, help="a folder of peft: a checkpoint of these adapters alone")
             command.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     args = parser.parse_args()
+    return _convert(args)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    """Convert: a person gets the result or the error, and a log what libraries say, which stays only after a bug."""
+    from gspo_hpc.system import environment
+    from gspo_hpc.system.terminal import redirect_to_log
+
+    output, errors, log = sys.stdout, sys.stderr, None
+    if not os.environ.get(environment.DEBUG):
+        handle, name = tempfile.mkstemp(prefix=f"gspo-hpc-{args.command}-", suffix=".log")
+        os.close(handle)
+        log = Path(name)
+        output, errors = redirect_to_log(log)
     try:
         if args.command == "to-hf":
             to_hugging_face(args.checkpoint, args.model, args.out, args.adapter, args.alpha)
         else:
             from_hugging_face(args.model, args.out, args.dtype, args.adapter)
+        print(f"wrote {args.out}", file=output)
+        code = 0
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {args.out}")
-    return 0
+        print(f"error: {error}", file=errors)
+        code = 2
+    except Exception as error:
+        if log is None:
+            raise
+        traceback.print_exc()  # into the log
+        print(f"error: {type(error).__name__}: {error}", file=errors)
+        print(f"error: {log} has the traceback, and what libraries wrote", file=errors)
+        return 1
+    if log is not None:
+        log.unlink()
+    return code
 
 
 def to_hugging_face(checkpoint: Path, model: Path, out: Path, alone: bool, alpha: float | None) -> None:
