@@ -60,6 +60,8 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
     else:
         draft.credit("adapter.dropout", lora.dropout)
     for name in lora.others:
+        if is_unset(draft.values.get(name)):
+            draft.sure(name, "")  # reports it
         if draft.given(name) and str(draft.values[name]).lower() not in ("false", "none", "[]", "{}"):
             text = "it changes what is trained, and adapters have nothing of the kind here"
             draft.drop(name, text)

@@ -6,7 +6,6 @@ file, without a shell and without the projects themselves. What is not carried o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers.draft import Draft, Source
 from gspo_hpc.importers.report import Argument, comments
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.recognise import recognise
 from gspo_hpc.importers.texts.sources import Found
@@ -49,9 +48,6 @@ class Converted:
 
 # Options of torchrun, accelerate and deepspeed that say how many ranks there are.
 _SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file", "num_gpus", "num_nodes"}
-# A word of a script that is nothing but a variable: what it adds to the arguments is not known.
-_VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
-
 Convert = Callable[[Draft, list[Command], int | None, int | None], None]
 PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
     "swift": ("Megatron-SWIFT", "command line", "--", swift.convert),  # name, what is read, sign of an argument
@@ -75,7 +71,7 @@ def convert(
     are used if the text does not say. `folder` and `name` are those of the text's file: files that it names are looked
     for beside it and above. Raises ValueError with one line for each mistake.
     """
-    found = recognise(text, source, folder, name)
+    found = recognise(text, source, folder.resolve(), name)  # the same result, however the file is named
     project, kind, sign, converter = PROJECTS[found.source]
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
@@ -128,11 +124,7 @@ def convert(
         tuple(draft.differs),
         (*dropped, *([unknown] if strange else ())),
         tuple(draft.assumed),
-        tuple(
-            dict.fromkeys(
-                (*draft.open_arguments(), *draft.around, *(given for given in found.left if _VARIABLE.fullmatch(given)))
-            )
-        ),
+        tuple(dict.fromkeys((*draft.open_arguments(), *draft.around, *filter(may_be_empty, found.left)))),
     )
 
 

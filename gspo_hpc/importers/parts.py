@@ -122,6 +122,16 @@ def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) 
     )
 
 
+def kept(draft: Draft, name: str) -> None:
+    """Put how many checkpoints are kept; null, zero and less are all of them in the other projects."""
+    if is_unset(draft.values.get(name)):
+        draft.whole(name)  # reports it
+    elif (count := draft.whole(name, None, least=-(10**9)) or 0) > 0:
+        draft.put("checkpoint.keep", count, name)
+    else:
+        draft.drop(name, "all are kept there; here checkpoint.keep is how many")
+
+
 def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequence[str] = ()) -> None:
     """Put completions per rollout: as updates of it where it is whole updates."""
     if rollout % update == 0:

@@ -80,8 +80,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     """Put what a TRL run amounts to."""
     nodes, each = _processes(draft, gpus)
     unsloth.rewrite(draft, nodes * each)
-    if draft.switch("use_vllm") and draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
-        hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
+    hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
+    if draft.switch("use_vllm") and _mode(draft, hosted is not None) == "server":
         parts.server(draft, nodes, each, hosted, "trl vllm-serve")
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)
@@ -140,6 +140,18 @@ def _adapters(draft: Draft) -> None:
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
 _MACHINES = ("num_machines", "nnodes", "num_nodes")
+
+
+def _mode(draft: Draft, hosted: bool) -> str:
+    """Return where vLLM runs. `hosted`: the script starts a server itself, which earlier versions use by default."""
+    addressed = [name for name in draft.values if name.startswith("vllm_server_")]
+    if "vllm_mode" in draft.values or not hosted or not addressed:
+        return draft.choice("vllm_mode", ("colocate", "server"), "colocate")
+    draft.assumed.append(
+        f"vllm_mode is not given: server, since trl vllm-serve is started, and {addressed[0]} names it; TRL 1.9 needs "
+        "vllm_mode=server for that"
+    )
+    return "server"
 
 
 def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
@@ -356,6 +368,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     else:
         strategy = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
         _evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
+    parts.kept(draft, "save_total_limit")
     parts.run_name(draft, names)
     parts.output(draft, "output_dir")
     if draft.given("report_to"):

@@ -330,9 +330,6 @@ def _saving(draft: Draft, updates: int) -> None:
     elif samples > 1:
         draft.drop(f"{ROLLOUT}.val_kwargs.n", "all are greedy at temperature 0, which is verl's default: one is enough")
     for name in ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep"):
-        if (kept := draft.whole(name, None, least=-1) or 0) > 0:
-            draft.put("checkpoint.keep", kept, name)
-        else:
-            draft.drop(name, "all are kept there; here checkpoint.keep is how many")
+        parts.kept(draft, name)
     parts.run_name(draft, ("trainer.experiment_name",))
     parts.trackers(draft, "trainer.logger", ("wandb",))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.builtins import calls, launchers, options, reading
+from gspo_hpc.importers.scripts.builtins import calls, demands, launchers, options, reading
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
@@ -45,6 +45,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case "exit" if reader.exits:
             reader.ended, reader.exit_line = "exit", reader.exit_line or line if reader.certain else reader.exit_line
             return None
+        case "exit":
+            demands.passed(reader)
         case "return" if reader.frames:
             reader.ended = "return"
             reader.status = rest[0] == "0" if rest and rest[0].isdecimal() else None if rest else True
@@ -87,10 +89,10 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
                 if key.isidentifier():
                     scope.set(key, Unknown(f"is changed in line {line} in a way that is not followed"))
                 elif is_unset(word):
-                    reader.lose_all(named_later(name, line))
+                    reader.scope.lose_all(named_later(name, line))
         case "let":
             if any(map(calls.NAMED_LATER.match, rest)):
-                reader.lose_all(named_later("let", line))
+                reader.scope.lose_all(named_later("let", line))
             values = [evaluate(word, scope, line) for word in rest]
             return values[-1] != 0 if values and values[-1] is not None else None
         case "read" | "mapfile" | "readarray":
@@ -223,7 +225,7 @@ def _names_in(reader: Reader, nodes: Sequence[Node], command: str) -> Iterator[s
             left = [text for text in words_of(child, scope) if is_unset(text.partition("=")[0])]
             scope.empty = False
             if left:
-                reader.lose_all(named_later(command, line_of(child)))
+                reader.scope.lose_all(named_later(command, line_of(child)))
 
 
 def _written_out(reader: Reader, nodes: Sequence[Node]) -> Iterator[Node]:
@@ -241,7 +243,7 @@ def _written_out(reader: Reader, nodes: Sequence[Node]) -> Iterator[Node]:
         name, equals, value = "".join(map(source_of, group)).partition("=")
         found = words_of(parse(f"_ {name}\n").root_node.named_children[0].named_children[-1], reader.scope)
         if not equals or len(found) != 1 or is_unset(found[0]):
-            reader.lose_all(named_later("a declaration", line_of(group[0])))
+            reader.scope.lose_all(named_later("a declaration", line_of(group[0])))
         elif (key := found[0].rstrip("+")).isidentifier():
             lines = "\n" * (line_of(group[0]) - 1)
             yield parse(f"{lines}{key}{found[0][len(key) :]}={value}\n").root_node.named_children[0]

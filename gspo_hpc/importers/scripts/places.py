@@ -65,8 +65,11 @@ def _around(folder: Path) -> list[Path]:
 
 
 def there(name: str, script: str) -> bool | None:
-    """Tell whether a file is there, None for one that does not lie beside the script or below it."""
+    """Tell whether a file is there, None for one whose path does not begin with the script's own folder.
+
+    Any other path is one of the machine or the folder in which the script runs, and not of those where it is converted.
+    """
     folder = os.path.dirname(script)
-    if not script or is_unset(name) or not os.path.normpath(name).startswith(os.path.join(folder, "")):
+    if not folder or is_unset(name) or not os.path.normpath(name).startswith(os.path.join(folder, "")):
         return None
     return os.path.isfile(name)

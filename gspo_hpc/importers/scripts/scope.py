@@ -276,6 +276,11 @@ def why_not_set(name: str) -> str:
     return f"is not set in the script{more}"
 
 
+def demanded(line: int) -> Unknown:
+    """Return the value of a variable without which the script does not run: whoever starts it gives one."""
+    return Unknown(f"has to be given to the script (line {line} demands it), and is not known before it runs")
+
+
 def not_followed(name: str) -> str:
     """Return why it is not known what a function writes, as a clause that "it" stands before."""
     return f"calls the function {name}, whose output is not followed"
@@ -298,3 +303,8 @@ def why_left(value: str, variables: Container[str], unknown: Mapping[str, str]) 
 def is_unset(value: Any) -> bool:
     """Tell whether a value still contains a shell variable, or a command that would have to be run."""
     return isinstance(value, str) and _LEFT.search(value) is not None
+
+
+def may_be_empty(text: str) -> bool:
+    """Tell whether a text has nothing but expansions whose values are not known."""
+    return not re.sub(r"\$\w+|\$\{[^}]*\}|\$\(.*\)", "", text)

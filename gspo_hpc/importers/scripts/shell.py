@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
+from gspo_hpc.importers.scripts.builtins import demands
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
@@ -78,8 +79,8 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    read = tuple(dict.fromkeys(reader.read))
-    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read)
+    state = reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text)
+    return Script(*state, tuple(dict.fromkeys(reader.read)))
 
 
 class Reader:
@@ -110,6 +111,8 @@ class Reader:
         self.staged = False  # the last command only sets the stage, such as cd, and counts as successful in front of &&
         self.aliases: set[str] = set()
         self.exit_line = 0
+        self.callers: list[Node | None] = []  # the calls of the functions around the present statement
+        self.demands = set[int]()  # statements that may lead to an exit which has just been passed
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
         self.last_apart: bool | None = True  # the last part of a pipeline has its own shell too: no lastpipe
         self.handlers: list[tuple[str, str]] = []  # of traps that run between commands, and what they do to variables
@@ -129,8 +132,7 @@ class Reader:
         """Follow one statement; return whether it succeeds, None if that is not known."""
         self.count += 1
         if self.count > _MOST:
-            text = f"line {line_of(node)}: more than {_MOST} statements; leave only the run in the file"
-            raise TooLongError(text)
+            raise TooLongError(f"line {line_of(node)}: more than {_MOST} statements; leave only the run in the file")
         try:
             return self._run(node)
         except TooLongError:
@@ -178,6 +180,8 @@ class Reader:
                 return holds(node, self.scope, node.children[0].type == "[[")
             case "if_statement":
                 self._if(node)
+                if demands.passed_in(self, node):  # what it demands is given, and may lead another way
+                    self._if(node)
             case "case_statement":
                 follow_case(self, node)
             case "for_statement" | "c_style_for_statement" | "while_statement":
@@ -214,10 +218,6 @@ class Reader:
         (self.found if self.certain else self.possible).append(
             Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported)
         )
-
-    def lose_all(self, why: str) -> None:
-        """Take every variable to be unknown, set or not."""
-        self.scope.lose_all(why)
 
     # -- simple commands
 

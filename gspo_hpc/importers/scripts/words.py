@@ -23,7 +23,6 @@ from gspo_hpc.importers.scripts.expansion.parameters import (
     never_set,
     not_known,
     part_of,
-    surely_more,
     value_piece,
     with_default,
 )
@@ -35,8 +34,10 @@ from gspo_hpc.importers.scripts.scope import (
     Scope,
     Unknown,
     Value,
+    demanded,
     is_launched,
     is_unset,
+    may_be_empty,
 )
 
 if TYPE_CHECKING:  # the parser is imported by read_script alone
@@ -97,7 +98,9 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
         begin, end = node.start_byte + 1 + raw.startswith("$"), node.end_byte - 1
         pieces = [piece._replace(quoted=True) for piece in _region(node, active, begin, end, scope, True)]
         if any(re.match(r"\s*\$(\{\w+\[@\]|@|\{@)", source_of(child)) for child in active):
-            if len(active) > 1 and not any(surely_more(piece.text) for piece in pieces):  # perhaps "$@$X" is no word
+            if len(active) > 1 and all(
+                not piece.text or may_be_empty(piece.text) for piece in pieces
+            ):  # perhaps "$@$X" is no word
                 pieces = [piece._replace(several=is_unset(piece.text)) for piece in pieces if piece.text]
         else:
             yield Piece("", quoted=True)  # "" is a word; "$@" without arguments is none
@@ -335,6 +338,8 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         return
     found = scope.get(name) if subscript in (None, "0") else _element(scope.get(name), subscript or "", scope)
     found = _element(found, "0", scope) if isinstance(found, tuple | dict) else found
+    if kind in ("?", ":?") and not found and (found is None or kind == ":?") and name.isidentifier():
+        scope.set(name, demanded(line_of(node)))  # a run of the script has it from elsewhere
     if sign is None or isinstance(found, Unknown) or (found is None and name in ALWAYS):
         yield not_known(raw, quoted)
         return
@@ -343,7 +348,7 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         return
     if kind[-1] in "-=+":
         there = found is not None and (found != "" or not kind.startswith(":"))
-        if isinstance(found, str) and is_unset(found) and kind.startswith(":") and not surely_more(found):
+        if isinstance(found, str) and is_unset(found) and kind.startswith(":") and may_be_empty(found):
             yield not_known(raw, quoted)  # perhaps it is empty
             return
         if there != (kind[-1] == "+"):
@@ -355,10 +360,8 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
             pieces = [Piece(f"$(({match[1]}))" if value is None else str(value))]
         if kind[-1] == "=":
             text = "".join(piece.text for piece in pieces)
-            if subscript is None:
-                scope.set(name, text)
-            else:
-                scope.set(name, Unknown("is an array of which an element is set by ${...=...}"))
+            element = Unknown("is an array of which an element is set by ${...=...}")
+            scope.set(name, text if subscript is None else element)
             pieces = [value_piece(text, quoted)]
         yield from pieces
         return

@@ -12,11 +12,13 @@ from typing import Any
 from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, options
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.expansion.splitting import Open
+from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 
+_SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
 _NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
@@ -27,11 +29,14 @@ _VERLS_ENTRY = re.compile(
 # Commands that a file of a run is an argument of, and that do not start it.
 _TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
-    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file".split()
+    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps".split()
 )
+# Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
+_PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 _REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 _UNSET_WORD = "not set in the script; what it adds is not known"
+_WRITTEN_WORD = "known only when the script runs; what it adds is not known"
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
@@ -48,15 +53,18 @@ def from_command(
     if words and os.path.basename(words[0]) in _TOOLS:
         return None
     for number, word in enumerate(words):
-        pair = (os.path.basename(word), *words[number + 1 : number + 2])
-        after = number + 1 + (len(pair) > 1 and not word.endswith(".py"))
+        if os.path.basename(word) in _PROCESSES:
+            return None
+        program = _program(word)
+        pair = (program, *words[number + 1 : number + 2])
+        after = number + 1 + (len(pair) > 1 and not program.endswith(".py"))
         if pair[0] in ("megatron", "swift") and pair[-1] in ("sft", "pt", "sample", "rollout", "deploy", "infer"):
             if pair[-1] in ("sft", "pt"):
                 others.append(f"{' '.join(pair)} is no reinforcement learning: convert reads {pair[0]} rlhf")
             return None
         if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
             return _make("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
-        if pair == ("swift", "rlhf") or re.search(r"(^|/)swift[./]cli[./]rlhf(\.py)?$", word):
+        if pair == ("swift", "rlhf") or re.search(r"(^|[/.])cli[./]rlhf(\.py)?$", word):
             return _make("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
         if match := re.search(r"(^|/)swift/cli/(_megatron/)?(sft|pt)\.py$", word):
             program = "megatron" if match[2] else "swift"
@@ -90,6 +98,13 @@ def from_command(
         if word.endswith(".py") and not word.startswith("-"):
             return _from_python_file(command, number, commands, place, source, others)
     return None
+
+
+def _program(word: str) -> str:
+    """Return the name of the program that a word starts; swift/cli/main.py is what the program swift runs."""
+    if match := _SWIFTS_MAIN.search(word):
+        return "megatron" if match[2] else "swift"
+    return os.path.basename(word)
 
 
 def server(commands: list[Command], program: str, verb: str, module: str) -> Command | None:
@@ -232,7 +247,10 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         _positional(source, values, before, variables, left, place, command.files)
     for word in [word for word in left if left[word] == _UNSET_WORD]:
         variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
-        left[word] = f"${variable} {why}" if (why := command.unknown.get(variable)) else _UNSET_WORD
+        if why := command.unknown.get(variable):
+            left[word] = f"${variable} {why}; what it adds is not known"
+        elif "$(" in word:
+            left[word] = _WRITTEN_WORD
         notes.append(f"{word}: {left[word]}")
         words_of = command.might.get(variable, ())
         lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]
@@ -247,7 +265,9 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         if given := values.pop("config", None):
             if isinstance(given, list):
                 raise ValueError(f"--config {' '.join(map(str, given))}: TRL reads one file, and no words after it")
-            values = documents.named(place, str(given), command.files) | values
+            theirs = documents.named(place, str(given), command.files)
+            documents.refuse_misspelt(str(given), theirs, source)
+            values = theirs | values
             left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
         for name in ("config_file", "accelerate_config"):
             file = variables.pop(name, "") or str(values.pop(name, ""))
@@ -294,6 +314,7 @@ def _positional(
     for word in before:
         if source.startswith("swift") and word.endswith((".yaml", ".yml")):
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
+            documents.refuse_misspelt(word, given, source)
             values |= {name: value for name, value in given.items() if name not in values}
             variables |= {name: value for name, value in set_there.items() if name not in variables}
             left |= in_vain
@@ -301,11 +322,19 @@ def _positional(
             left[word] = _UNSET_WORD
         elif word:
             left[word] = "no argument"
-    for name, value in list(values.items()):  # an unset variable after a value is no second value of it
-        if isinstance(value, list) and (lost := [word for word in value[1:] if _VARIABLE.fullmatch(str(word))]):
+    for name, value in list(values.items()):  # words that are not known, after a value: no second value of it
+        if isinstance(value, list) and (lost := [word for word in value[1:] if _may_be_options(word)]):
             left |= dict.fromkeys(lost, _UNSET_WORD)
             kept = [word for word in value if word not in lost]
             values[name] = kept[0] if len(kept) == 1 else kept
+
+
+def _may_be_options(word: str) -> bool:
+    """Tell whether a word after the value of an option may be further options: one that is not known as a whole.
+
+    Without quotes it may be any number of words. One in quotes is a value, but for a variable, as in ``"$EXTRA"``.
+    """
+    return _VARIABLE.fullmatch(word) is not None or (isinstance(word, Open) and may_be_empty(word))
 
 
 def _overrides(
@@ -342,7 +371,7 @@ def _overrides(
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
     given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
-    return documents.resolved(_config_file(given, variables, left, place, written) | values, variables)
+    return documents.resolved(documents.hydra_file(given, variables, left, place, written) | values, variables)
 
 
 def _override(name: str, value: str) -> dict[str, Any]:
@@ -361,34 +390,3 @@ def _override(name: str, value: str) -> dict[str, Any]:
     if whole and isinstance(read, Mapping) and read:
         return {f"{name}.{key}": one for key, one in flatten(read)}
     return {name: value if is_unset(value) or isinstance(read, Mapping) else read}
-
-
-def _is_own(folder: str) -> bool:
-    folder = os.path.normpath(folder)
-    return folder == "config" or folder.endswith(("trainer/config", "dapo/config"))
-
-
-def _config_file(
-    given: dict[str, str],
-    variables: dict[str, str],
-    left: dict[str, str],
-    place: Path,
-    written: Mapping[str, str | None],
-) -> dict[str, Any]:
-    """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
-    name = given.get("--config-name", documents.VERLS_OWN[0]).removesuffix(".yaml")
-    folder = given.get("--config-path", given.get("--config-dir", "config"))
-    flags = " ".join(f"{flag} {value}" for flag, value in given.items())
-    if name in documents.VERLS_OWN and _is_own(folder):
-        left |= {flags: "verl's own: its defaults are known"} if flags else {}
-        return {}
-    path = f"{folder}/{name}.yaml"
-    if is_unset(name) or documents.text_of(place, path, written) is None:
-        raise ValueError(
-            f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
-        )
-    raw = documents.named(place, path, written)
-    bases, chosen = documents.hydra_defaults(raw, path)
-    variables["config_name"] = bases[0] if bases else name
-    left[flags] = f"{path} is read, and its arguments are taken as part of the command"
-    return chosen | documents.verl_values(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.importers import tables
+from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
 from gspo_hpc.importers.scripts.places import find_file, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 from gspo_hpc.importers.texts.trainers import UNSLOTH
+from gspo_hpc.importers.typos import misspelt
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
 # What --from names -> the table of its arguments; "swift" is either of them.
@@ -185,6 +187,47 @@ def hydra_defaults(raw: Mapping[str, Any], path: str) -> tuple[list[str], dict[s
     own = {name for name, value in chosen.items()
            if value is None or value in _OWN_GROUPS or str(value).startswith("${model_engine}")}  # fmt: skip
     return bases, {name: value for name, value in chosen.items() if not name.startswith("hydra") and name not in own}
+
+
+def _is_own(folder: str) -> bool:
+    folder = os.path.normpath(folder)
+    return folder == "config" or folder.endswith(("trainer/config", "dapo/config"))
+
+
+def hydra_file(
+    given: dict[str, str],
+    variables: dict[str, str],
+    left: dict[str, str],
+    place: Path,
+    written: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
+    name = given.get("--config-name", VERLS_OWN[0]).removesuffix(".yaml")
+    folder = given.get("--config-path", given.get("--config-dir", "config"))
+    flags = " ".join(f"{flag} {value}" for flag, value in given.items())
+    if name in VERLS_OWN and _is_own(folder):
+        left |= {flags: "verl's own: its defaults are known"} if flags else {}
+        return {}
+    path = f"{folder}/{name}.yaml"
+    if is_unset(name) or text_of(place, path, written) is None:
+        raise ValueError(
+            f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
+        )
+    raw = named(place, path, written)
+    bases, chosen = hydra_defaults(raw, path)
+    variables["config_name"] = bases[0] if bases else name
+    left[flags] = f"{path} is read, and its arguments are taken as part of the command"
+    values = verl_values(raw)
+    refuse_misspelt(path, values, "verl")
+    return chosen | values
+
+
+def refuse_misspelt(path: str, values: Mapping[str, Any], source: str) -> None:
+    """Raise ValueError, with the file that a command names, for a misspelt argument in it."""
+    table = tables.load(source)
+    for name in values:
+        if not table.has(name) and (nearest := misspelt(name, table.like(name))):
+            raise ValueError(f"{path}: unknown argument {report.plain(name)}; nearest: {nearest}")
 
 
 def _workers(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

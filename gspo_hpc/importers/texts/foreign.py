@@ -88,6 +88,7 @@ _PROJECTS: dict[str, _Signs] = {
     "Oumi": _Signs(r"^oumi(\.|$)", options=_sets("training.trainer_type"),
                    keys=_sets("training.trainer_type", "model.model_name data.train")),
     "trlX": _Signs(r"^trlx(\.|$)", keys=_sets("train method tokenizer", "train.total_steps method")),
+    "torchtitan": _Signs(r"(^|/)torchtitan([/.]|$)"),
     "RLinf": _Signs(r"^rlinf(\.|$)"),
     "MindSpeed-RL": _Signs(r"^mindspeed_rl(\.|$)"),
     "ChatLearn": _Signs(r"^chatlearn(\.|$)"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
@@ -37,6 +38,8 @@ _SIZES = (
     "num_nodes",
     *ACCELERATE,
 )
+# Keys that a task file of SkyPilot has beside `run`.
+_OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"}
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -57,8 +60,26 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
     scripted = shell or (_SCRIPT.search(plain) and not name.endswith((".yaml", ".yml")))
     raw = None if scripted else read_yaml(text)
     if raw is not None:
+        _refuse_task(raw)
         return documents.from_yaml(raw, source, folder, name, text)
     return _from_script(text, source, folder, name)
+
+
+def _refuse_task(raw: Mapping[str, Any]) -> None:
+    """Raise ValueError for a task file of SkyPilot, with the project that it starts where that is not converted."""
+    run = raw.get("run")
+    if not isinstance(run, str) or not _OF_TASKS & {*raw}:
+        return
+    try:
+        script = follow(run)
+    except ValueError:
+        script = Script([], [])
+    for command in (*script.commands, *script.possible):
+        if project := foreign.of_words(command.words, options(command.words)[0]):
+            raise foreign.refusal(project)
+    if project := foreign.of_text(run):
+        raise foreign.refusal(project)
+    raise ValueError("this is a task of SkyPilot: put the commands under run into a script, and convert that")
 
 
 def _from_python(text: str, folder: Path, name: str) -> Found:

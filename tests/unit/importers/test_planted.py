@@ -46,7 +46,8 @@ def test_half_a_wave_is_the_cosine_that_is_here(cycles: str, carried: bool) -> N
 @pytest.mark.parametrize(
     ("model", "told"),
     [("ZhipuAI/GLM-4.5-Air", True), ("GLM-4.7", True), ("GLM-4-9B", False), ("GLM-4.1V", False), ("Qwen3-8B", True),
-     ("deepseek-ai/DeepSeek-V3.1", True), ("Qwen2.5-7B", False)],
+     ("deepseek-ai/DeepSeek-V3.1", True), ("Qwen2.5-7B", False), ("Qwen3-8B-FP8", True), ("Qwen3-8B-Base/", True),
+     ("Qwen3-30B-A3B-FP8", True), ("Qwen3-4B-Instruct-2507", False)],
 )  # fmt: skip
 def test_models_that_ms_swift_does_not_let_think(model: str, told: bool) -> None:
     found = convert(f"swift rlhf --rlhf_type grpo --num_generations 4 --beta 0 --model {model}", gpus=4)
@@ -121,3 +122,13 @@ def test_a_rollout_without_whole_groups_is_refused_as_there(run: str, rollout: i
             convert(text, gpus=1)
     else:
         assert convert(text, gpus=1).config.batch.global_batch_size == 8
+
+
+@pytest.mark.parametrize(("size", "processes", "accumulated"), [(1, 3, 6), (2, 3, 3), (3, 1, 6), (1, 32, 1)])
+def test_micro_batches_that_ms_swift_chooses_make_at_least_16_completions(
+    size: int, processes: int, accumulated: int
+) -> None:
+    """They are rounded up: 16 / 3 is 6."""
+    words = f"--rlhf_type grpo --num_generations 2 --beta 0 --per_device_train_batch_size {size}"
+    found = convert(f"swift rlhf {words}", gpus=processes)
+    assert found.config.batch.global_batch_size == size * processes * accumulated

@@ -36,12 +36,14 @@ def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | No
     loops, reader.loops = reader.loops, 0
     branches, reader.branches = reader.branches, 0
     reader.frames.append({})
+    reader.callers.append(reader.statement)
     status = None
     if body is None:  # defined only if a condition holds, or in several ways
         why = f"may be set by {name}, a function that depends on a condition"
         reader.alternatives([*([each] for each in reader.bodies.get(name, [])), []], line, why=why)
     else:
         status = reader.run(body)
+    reader.callers.pop()
     reader.certain = certain
     status = _leave(reader, status, f"depends on where {name} returns, which is not known before the script runs")
     for local, value in (reader.frames.pop() or {}).items():
@@ -73,7 +75,7 @@ def source(reader: Reader, rest: list[str]) -> None:
     why = f"may be set by {name}, a file that the script sources and convert does not read"
     text = _text(reader, name)
     if text is None or len(reader.frames) >= DEEPEST:
-        reader.lose_all(why)
+        reader.scope.lose_all(why)
         return
     scope = reader.scope
     arguments, returned, reader.returned = scope.arguments, reader.returned, []
@@ -83,7 +85,7 @@ def source(reader: Reader, rest: list[str]) -> None:
         reader.walk(parse(text).root_node.named_children)
         reader.read.append(name)
     except ValueError:
-        reader.lose_all(why)
+        reader.scope.lose_all(why)
     _leave(reader, None, f"depends on where {name} returns, which is not known before the script runs")
     reader.frames.pop()
     scope.arguments, reader.returned = arguments, returned
@@ -101,7 +103,7 @@ def evaluated(reader: Reader, text: str) -> None:
     if _HOOK.fullmatch(text):
         return
     if len(reader.frames) >= DEEPEST or re.search(r"\$\(|`", text):
-        reader.lose_all("may be set by eval, whose text is not known before the script runs")
+        reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
         return
     whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
     lost = NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
@@ -109,7 +111,7 @@ def evaluated(reader: Reader, text: str) -> None:
     reader.walk(parse(text).root_node.named_children)
     reader.frames.pop()
     if lost:
-        reader.lose_all("may be set by eval, whose text is not known before the script runs")
+        reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
 
 
 def shell(reader: Reader, rest: list[str]) -> None:

@@ -32,7 +32,7 @@ def read(reader: Reader, name: str, rest: list[str], line: int) -> None:
             reader.scope.set(array, why)
             reader.scope.listed |= {array} if arrays or array != key else set()
         elif (is_unset(key) or isinstance(key, Open)) and _names(key, rest):
-            reader.lose_all(named_later(name, line))
+            reader.scope.lose_all(named_later(name, line))
 
 
 def _read_whole(reader: Reader, rest: list[str]) -> bool:
@@ -69,7 +69,7 @@ def printf(reader: Reader, rest: list[str], line: int) -> None:
     name, form, *given = words
     key = name.partition("[")[0]
     if is_unset(name) or any(isinstance(word, Open) for word in (name, form)):
-        reader.lose_all(named_later("printf", line))
+        reader.scope.lose_all(named_later("printf", line))
         return
     plain = len(given) == 1 and not isinstance(given[0], Open) and not is_unset(given[0]) and key == name
     plain = plain and (form == "%s" or (form == "%d" and re.fullmatch(r"0|-?[1-9]\d{0,17}", given[0]) is not None))

@@ -66,11 +66,6 @@ def never_set(name: str) -> bool:
     return re.match(r"\w", name) is not None and name not in ALWAYS and not is_launched(name)
 
 
-def surely_more(value: str) -> bool:
-    """Tell whether a value is more than expansions that may be empty."""
-    return re.sub(r"\$\w+|\$\{[^}]*\}|\$\(.*\)", "", value) != ""
-
-
 def with_default(
     name: str, sign: str, kind: str, given: Callable[[], list[Piece]], raw: str, scope: Scope, quoted: bool
 ) -> Iterator[Piece]:
