@@ -12,7 +12,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import layouts
-from gspo_hpc.planning.estimates import time
+from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.layouts import Layout
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.quantities import with_steps
@@ -74,7 +74,7 @@ def suggest(
 def _own_figures(config: Config, response_tokens: float | None) -> tuple[float, float, float] | None:
     """Return seconds of a step, tokens/s/GPU and headroom of the config as it is; None if it does not hold."""
     plan = make_plan(config)
-    times, _ = time.of_plan(with_steps(config, None), plan, response_tokens)
+    times, _ = time.of_plan(with_steps(config, None), plan, response_tokens, assumed=True)
     if plan.broken or plan.memory is None or times is None:
         return None
     told = times.to_json()
@@ -86,7 +86,7 @@ def _rewritten(name: str, config: Config, places: Places, layout: Layout) -> str
     changed = {key: value for key, value in layout.settings.items() if value != value_of(config, key)}
     for key, value in changed.items():
         config = with_value(config, key, value)
-    head = f"# {name} with the best layout for {config.world_size} {config.cluster.gpu}: gspo-hpc suggest\n"
+    head = f"# {name} with the best layout for {config.world_size} {devices.plural(config.cluster)}: gspo-hpc suggest\n"
     return head + loader.dump_given(config, {*places, *changed})
 
 
@@ -100,7 +100,7 @@ def _nothing_fits(config: Config, keep: frozenset[str], response_tokens: float |
     """Print that there is no layout, what is short, and the changes with which there is one."""
     from gspo_hpc.planning.suggest import remedies
 
-    text = f"no layout of {config.world_size} {config.cluster.gpu} holds this model and keeps every rule"
+    text = f"no layout of {config.world_size} {devices.plural(config.cluster)} holds this model and keeps every rule"
     short = remedies.lacking(layouts.Search(config, keep))
     found = remedies.find(config, keep, response_tokens)
     if as_json:

@@ -59,6 +59,7 @@ class Layout:
     risk: str  # the same in words
     reasons: tuple[str, ...]
     batches: tuple[batches.Advice, ...]  # that suit this layout, given as advice: `settings` leave batch sizes alone
+    rates_of: str | None = None  # the card whose rates the times assume, where only the memory of the GPU is given
 
     def __str__(self) -> str:
         return " ".join(f"{key}={written(value)}" for key, value in self.settings.items())
@@ -75,7 +76,7 @@ def find(
     """The best layouts first, at most `limit`; none where nothing fits.
 
     `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
-    what is missing: GPUs, cluster.gpu, or a model whose sizes are known.
+    what is missing: GPUs, their name or their memory, or a model whose sizes are known.
     """
     search = Search(config, keep, response_tokens)
     found = search.ranked(limit)
@@ -129,10 +130,13 @@ class Search:
             raise ValueError(
                 "cluster.platform is cpu, and layouts are chosen for GPUs: give cluster.platform=cuda and cluster.gpu"
             )
-        device = devices.card(cluster)
-        if device is None or cluster.gpu is None:
-            raise ValueError(f"cluster.gpu says which GPUs there are: give one of {devices.listed()}")
-        self.device = device
+        rated = devices.rated(cluster)
+        if rated is None:
+            raise ValueError(
+                f"cluster.gpu says which GPUs there are: give one of {devices.listed()}; for another card, give "
+                "cluster.gpu_memory_gb"
+            )
+        self.device, self.rates_of = rated
         arch = self.models.find(self.config)
         if arch is None:
             raise ValueError(
@@ -212,6 +216,7 @@ def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layou
         risk(headroom),
         tuple(_reasons(search, one, later)),
         tuple(batches.advise(search, one)),
+        search.rates_of,
     )
 
 

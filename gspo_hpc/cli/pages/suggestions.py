@@ -24,6 +24,9 @@ def suggestions(
     """
     less = f"a layout that leaves less than {HEADROOM:.0%} of the GPU's memory counts as slower"
     yield item("", f"ranked by the time of a step; {less} (docs/plan.md); * differs from the config")
+    if (like := next((layout.rates_of for layout in found), None)) is not None:
+        unknown = f"cluster.gpu does not say which GPUs these are, so times assume that they are as fast as {like}"
+        yield item("", f"{unknown}: the order is worth more than the seconds")
     yield ""
     yield from _tables(config, found, own)
     for place, layout in enumerate(found, 1):

@@ -101,6 +101,7 @@ _ALSO = {
 }
 # What is meant by a name that fits several.
 _USUAL = {"h100": "H100-80GB", "a100": "A100-80GB", "a100-pcie": "A100-PCIe-80GB", "gh200": "GH200-96GB"}
+_ALIKE = 10  # memories that differ by less than about a twentieth of a doubling are alike
 _USABLE = 0.98  # of the memory that a card is sold with, where only that is known
 
 # Words that differ in nothing that an estimate counts with: who made it, its form, the machine that it is in.
@@ -150,6 +151,33 @@ def card(cluster: Cluster) -> Device | None:
     if memory is None:
         return None
     return Device(f"GPU with {cluster.gpu_memory_gb:g} GB", memory, *[math.nan] * 6)
+
+
+def rated(cluster: Cluster) -> tuple[Device, str | None] | None:
+    """Return the GPU of a cluster with all its rates, and the name of the card whose rates are assumed for it.
+
+    That is None for a card that is known by its name, and for others the first known one of about as much memory. None
+    for both if neither a name nor memory is given.
+    """
+    own = card(cluster)
+    if own is None or not math.isnan(own.flops):
+        return None if own is None else (own, None)
+    like = min(_KNOWN.values(), key=lambda one: round(_ALIKE * abs(math.log2(one.memory / own.memory))))
+    network = cluster.network_gb_per_s
+    found = replace(like, name=own.name, memory=own.memory)
+    return (found if network is None else replace(found, network_bytes_per_s=network * 1e9)), like.name
+
+
+def plural(cluster: Cluster) -> str:
+    """Return what the GPUs of a cluster are called in messages."""
+    if cluster.gpu is None and cluster.gpu_memory_gb is not None:
+        return f"GPUs of {cluster.gpu_memory_gb:g} GB"
+    return cluster.gpu or "GPUs"
+
+
+def sold_sizes() -> list[int]:
+    """Return the GB of memory with which the cards are sold that fixes propose."""
+    return sorted({int(found[1]) for name in DEVICES if (found := re.search(r"-(\d+)GB$", name))})
 
 
 def is_like_none(name: str) -> bool:

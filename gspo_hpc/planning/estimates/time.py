@@ -137,15 +137,19 @@ def _reference(model: Sizes, config: Config, device: Device, given: Work, traine
     return passes.seconds(model, own, device, forward, trained, 1, 1.0) + passes.reference(model, config, device)
 
 
-def of_plan(config: Config, plan: Plan, response_tokens: float | None = None) -> tuple[Times | None, float]:
+def of_plan(
+    config: Config, plan: Plan, response_tokens: float | None = None, *, assumed: bool = False
+) -> tuple[Times | None, float]:
     """Return the estimate of a plan that can have one, and the average tokens of a response that it is for.
 
-    There is none where the layout is not whole, and where the model or the GPU is not known.
+    There is none where the layout is not whole, and where the model or the GPU is not known; a GPU of which only the
+    memory is known does with rates that are `assumed`.
     """
     completions, arch = plan.quantities.get("generation_batch_size"), architecture.find(config)
-    if plan.memory is None or arch is None or not completions or config.cluster.gpu is None:
+    if plan.memory is None or arch is None or not completions or (rated := devices.rated(config.cluster)) is None:
         return None, 0.0
-    device = devices.card(config.cluster)
-    assert device is not None
+    device, like = rated
+    if like is not None and not assumed:
+        return None, 0.0
     given = work(config, int(completions), response_tokens)
     return estimate(sizes(arch, config), config, device, given, plan.memory.cache_tokens), given.response_tokens

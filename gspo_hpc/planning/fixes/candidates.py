@@ -101,15 +101,20 @@ def _powers(most: int) -> set[int]:
 def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     rollout, cp = config.rollout, config.parallel.context_parallel_size
     prompt, response, unit = rollout.max_prompt_length, rollout.max_response_length, 2 * cp
-    lengths = _multiples(unit, prompt + response)
+    # Values that are only a little longer or shorter are for a length that ranks do not divide.
+    lengths = _multiples(unit, prompt + response) if (prompt + response) % unit else set[int]()
     limits: set[int] = {getattr(config.batch, name) for name in _BUDGETS if getattr(config.batch, name)}
     limits |= _positions(config, plan)
     lengths |= limits | {limit // unit * unit for limit in limits}
-    for part in (response, prompt):  # and halved, again and again
-        lengths |= {(prompt + response - part + (part >> times)) // unit * unit for times in range(1, 16)}
+
+    def shorter(part: int, other: int) -> set[int]:
+        """Return values of one of both, beside the other: for these lengths, and halved again and again."""
+        halved = {(other + (part >> times)) // unit * unit for times in range(1, 16)}
+        return {length - other for length in lengths | halved if length > other}
+
     return {
-        "rollout.max_response_length": {length - prompt for length in lengths if length > prompt},
-        "rollout.max_prompt_length": {length - response for length in lengths if length > response},
+        "rollout.max_response_length": shorter(response, prompt),
+        "rollout.max_prompt_length": shorter(prompt, response),
     }
 
 
@@ -269,6 +274,8 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
     if config.slurm.mem:
         found["slurm.mem"] = {"0"}  # all of the node; without it Slurm gives what the cluster's default is
     found["cluster.gpu"] = set(devices.DEVICES)
+    if config.cluster.gpu_memory_gb is not None:  # which counts before the name
+        found["cluster.gpu_memory_gb"] = set(devices.sold_sizes())
     if devices.is_like_none(str(config.cluster.gpu)):  # another GPU than the one that is there is no fix
         found["cluster.gpu"] = {None}
     found[f"{ENGINE}gpu_memory_utilization"] = {round(share / 100, 2) for share in range(10, 100, 5)}

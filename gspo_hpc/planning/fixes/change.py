@@ -98,7 +98,8 @@ def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
     """Return whether a fix is worth showing beside others of the same settings, the first of which is the nearest.
 
     Of numbers, those on the other side of the present one that are near: 2 beside 4 where 3 is wrong, and neither 1
-    nor 8. And a power of two that is about as large as the present one, which people prefer: 8 beside 7 for 6.
+    nor 8. And a power of two that is about as large as the present one, which people prefer: 8 beside 7 for 6. And one
+    that is nearer, and not the first only because it brings a warning.
     """
     first = shown[0]
     if len(fix.changes) > 1:
@@ -110,6 +111,8 @@ def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
         one.value > one.start for other in shown for one in other.changes if distances.is_number(one.value)
     }  # of the present value, on which a number is shown
     if is_round(change):
+        return True
+    if change.distance < min(one.distance for other in shown for one in other.changes):
         return True
     farthest = max(_OTHER_SIDE * first.distance, weight / 2)
     return (change.value > change.start) not in sides and fix.distance <= farthest

@@ -52,7 +52,9 @@ _WEIGHTS: dict[str, float] = {
     "rollout.mode": 3.0,
     "cluster.nodes": 3.0,  # what one has is harder to change
     "cluster.gpus_per_node": 3.2,
+    "cluster.generation_nodes": 1.4,
     "cluster.gpu": 3.5,
+    "cluster.gpu_memory_gb": 3.5,
     "model.path": 6.0,
     "slurm.time_minutes": 1.0,  # a longer job is the same run; a later signal may leave no time to save
 }
@@ -74,6 +76,7 @@ _SIZES = {
     **dict.fromkeys(("batch.micro_batch_size", "batch.micro_batch_tokens"), Size.SWITCH),
     **dict.fromkeys(("batch.logprob_micro_batch_tokens", "batch.reference_micro_batch_tokens"), Size.SWITCH),
     **dict.fromkeys(("rollout.tensor_parallel_size", "rollout.engines_per_node", "rollout.mode"), Size.LAYOUT),
+    "cluster.generation_nodes": Size.LAYOUT,  # what the nodes do that one has
     **dict.fromkeys(("rollout.max_prompt_length", "rollout.max_response_length"), Size.BATCH),
 }
 _SIZES_OF_SECTIONS = {

@@ -1,7 +1,7 @@
 """Fixes of a refused plan: the smallest changes of one setting, then of two, after which every rule holds.
 
 Each change is checked against the rules themselves, so none that is offered breaks another. The values that are tried
-come from candidates.py; if none of them is enough, also from by_type.py.
+come from candidates.py, and from by_type.py those of settings that a broken rule names and candidates.py does not know.
 """
 
 from __future__ import annotations
@@ -152,10 +152,9 @@ class Search:
             elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].start):
                 fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
-        if not singles:
-            more = by_type.candidates(self.config, self.broken)
-            for key in sorted(more.keys() - known.keys()):
-                singles += self._alone(key, more[key], first=True)
+        named = by_type.candidates(self.config, self.broken)
+        for key in sorted(named.keys() - known.keys()):
+            singles += self._alone(key, named[key], first=True)
         return sorted([*singles, *self._moved()], key=self.order)
 
     def _moved(self) -> list[Fix]:

@@ -247,7 +247,7 @@ def _more_gpus(config: Config) -> Iterator[Idea]:
             )
             if before != value
         }
-        yield Idea(changes, f"{nodes * gpus} {cluster.gpu} instead of {total}, the fewest of those tried")
+        yield Idea(changes, f"{nodes * gpus} {devices.plural(cluster)} instead of {total}, the fewest of those tried")
 
 
 def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
@@ -264,8 +264,13 @@ def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
 
 def _other_gpu(config: Config) -> Iterator[Idea]:
     """Yield other GPUs with more memory, the smallest first."""
-    own = devices.card(config.cluster)
+    cluster = config.cluster
+    own = devices.card(cluster)
     assert own is not None
+    if cluster.gpu is None and cluster.gpu_memory_gb is not None:
+        for memory in (size for size in devices.sold_sizes() if size > cluster.gpu_memory_gb):
+            yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest known")
+        return
     larger = sorted((one for one in devices.DEVICES.values() if one.memory > own.memory), key=lambda one: one.memory)
     for device in larger:
         yield Idea({"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each, the smallest known")

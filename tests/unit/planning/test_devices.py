@@ -166,8 +166,10 @@ def test_the_memory_of_a_card_is_enough_to_estimate_memory() -> None:
     assert unnamed.memory is not None and named.memory is not None and small.memory is not None
     assert unnamed.memory.phases == named.memory.phases and unnamed.memory.card == int(0.98 * 80 * 2**30)
     assert not unnamed.broken and any(item.rule == "trainer_fits_gpu_memory" for item in small.broken)
+    assert layouts.find(from_dict({**sizes, "cluster": {"gpu_memory_gb": 80}}))[0].rates_of == "A100-80GB"
+    assert layouts.find(from_dict({**sizes, "cluster": {"gpu": "A10", "gpu_memory_gb": 80}}))[0].rates_of is None
     with pytest.raises(ValueError, match=r"cluster\.gpu says which GPUs there are"):
-        layouts.find(from_dict({**sizes, "cluster": {"gpu_memory_gb": 80}}))
+        layouts.find(from_dict(sizes))
 
 
 def test_every_device_is_found_by_its_own_name_and_in_every_spelling() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.cli import main
-from gspo_hpc.config.loader import load
+from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.config.schema import replace
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates.phases import exceeds, percent
+from gspo_hpc.planning.fixes import search as fixes_of
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -203,3 +204,35 @@ def test_a_gain_is_a_percentage_that_shows_that_it_is_more(ratio: float, words: 
 @pytest.mark.parametrize(("headroom", "words"), [(-0.0002, "by 0.1%"), (-0.0112, "by 1.2%"), (-0.12, "by 12%")])
 def test_an_excess_is_told_to_a_tenth_of_a_percent_and_never_less_than_it_is(headroom: float, words: str) -> None:
     assert exceeds(headroom).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "like"), [("Qwen/Qwen3-8B", 24, "A30-24GB"), ("Qwen/Qwen2.5-32B", 80, "A100-80GB")]
+)
+def test_the_memory_of_a_card_is_enough_for_a_layout(
+    model: str, memory: int, like: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A card that is not known by its name has layouts too, as fixes and as suggestions; the page says what times are."""
+    sizes = {"num_generations": 8, "global_batch_size": 128, "steps_per_generation": 4, "micro_batch_tokens": 16384}
+    content = {
+        "model": {"path": model},
+        "cluster": {"gpus_per_node": 8, "gpu_memory_gb": memory},
+        "batch": sizes,
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 8192},
+        "optimizer": {"distributed": True},
+        "memory": {"recompute_granularity": "full", "offload_trainer": True},
+    }
+    config = from_dict(content)
+    fixes = fixes_of.find(config)
+    assert any(change.key == "parallel.tensor_model_parallel_size" for change in fixes[0].changes), list(
+        map(str, fixes)
+    )
+    larger = [change.value for fix in fixes for change in fix.changes if change.key == "cluster.gpu_memory_gb"]
+    assert larger and min(larger) > memory
+    written = tmp_path / "run.yaml"
+    written.write_text(json.dumps(content))
+    assert main.main(["suggest", str(written)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"times assume that they are as fast as {like}" in page and "does not hold" in page
+    assert main.main(["suggest", str(written), "--json"]) == 0
+    assert {layout["rates_of"] for layout in json.loads(capsys.readouterr().out)} == {like}
