@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog, hub
+from gspo_hpc.models import catalog, hub, names
 from gspo_hpc.models.parts import Experts, Mixer, Rope
 
 SUPPORTED = (
@@ -129,8 +129,7 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
         raw = None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} is not a readable JSON object")
-    _check(raw, str(path))
-    return raw, None
+    return _checked(raw, str(path)), None
 
 
 def untrained(model_path: str, provider: str) -> str | None:
@@ -186,8 +185,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds {type(raw).__name__}, not the settings of a model")
-    _check(raw, str(path))
-    return raw
+    return _checked(raw, str(path))
 
 
 # Sizes in a config.json, and the least of each: what is 0 is then not there, as for null.
@@ -200,8 +198,9 @@ _LEAST = {
 _MOST, _MOST_LAYERS = 10**9, 10**4  # nobody's model: a plan must not take minutes, or all memory, for a slip
 
 
-def _check(raw: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError for sizes that no model has, of the text model of any family."""
+def _checked(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a config.json with the usual names of sizes. Raises ValueError for sizes that no model has."""
+    raw = names.usual(raw)
     text = raw.get("text_config")
     for part in (raw, text if isinstance(text, Mapping) else {}):
         for name, least in _LEAST.items():
@@ -211,6 +210,7 @@ def _check(raw: Mapping[str, Any], where: str) -> None:
             if size is None or (whole and least <= size <= most):
                 continue
             raise ValueError(f"{where}: {name} is {str(size)[:40]!r}; it must be a whole number from {least} to {most}")
+    return raw
 
 
 def parse(raw: dict[str, Any], where: str = "config.json") -> Architecture:
@@ -283,8 +283,8 @@ def _sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": int(raw.get("num_key_value_heads") or heads),
         "head_dim": int(raw.get("head_dim") or hidden // heads),
         "vocab_size": int(raw["vocab_size"]),
-        "max_position_embeddings": int(raw.get("max_position_embeddings", 2048)),
-        "norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "max_position_embeddings": int(raw.get("max_position_embeddings") or 2048),
+        "norm_eps": float(raw.get("rms_norm_eps") or 1e-6),
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
     }
 

@@ -156,12 +156,15 @@ def nearest(path: str) -> str | None:
 def beside(path: str, name: str) -> str:
     """Return the path of a known model for whoever has the model at `path`: in the same folder, or by its Hub name.
 
-    A model that differs in its size alone keeps what follows the size, such as -Instruct.
+    A model that differs in its size alone keeps what follows the size, such as -Instruct. One that is not beside a
+    folder that is there has its Hub name, if its maker is known.
     """
     if kinship(path, name) is Kinship.LINE and (variant := _VARIANT.search(Path(path).name.lower())):
         name += Path(path).name[variant.start() :]
     maker = next((made_by for start, made_by in _MAKERS.items() if name.startswith(start)), None)
-    return f"{maker}/{name}" if hub.is_name(path) and maker else str(Path(path).with_name(name))
+    own, local = Path(path), Path(path).with_name(name)
+    absent = hub.is_name(path) or (own.is_dir() and not local.is_dir())
+    return f"{maker}/{name}" if absent and maker else str(local)
 
 
 @cache
