@@ -112,27 +112,33 @@ def moved(constant: str, factor: float) -> list[float]:
     kept = getattr(rates, constant)
     setattr(rates, constant, kept * factor)
     try:
-        return [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if not run.calibration]
+        return [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if run.role == "prediction"]
     finally:
         setattr(rates, constant, kept)
 
 
 def spread() -> tuple[float, float]:
-    """Return the least and the greatest share of an estimate that a calibration row has as published seconds."""
-    shares = [1.0 / (1.0 + errors()[run.key]) for run in RUNS if run.calibration]
+    """Return the least and the greatest share of an estimate that rows with known lengths have as published seconds."""
+    shares = [1.0 / (1.0 + errors()[run.key]) for run in RUNS if run.tokens is not None]
     return min(shares), max(shares)
 
 
 def _covered() -> int:
-    """Return how many of the rows that were held out lie in the printed range."""
+    """Return how many of the rows whose lengths are inferred lie in the printed range."""
     low, high = rates.RANGE
-    return sum(low <= 1.0 / (1.0 + errors()[run.key]) <= high for run in RUNS if not run.calibration)
+    return sum(low <= 1.0 / (1.0 + errors()[run.key]) <= high for run in RUNS if run.tokens is None)
+
+
+def _calibrated() -> str:
+    """Return the errors of the calibration rows."""
+    found = [f"{errors()[run.key]:+.1%}" for run in RUNS if run.calibration]
+    return f"{', '.join(found[:-1])} and {found[-1]}"
 
 
 def _rows(runs: Iterable[Run]) -> str:
     found = []
     for run in runs:
-        role = "calibration" if run.calibration else "prediction"
+        role = run.role
         role += ", length from its update" * (run.tokens is None)
         name = f"[{run.title}](estimates/{run.key}.yaml)"
         both = f"{run.printed:,.1f} | {run.estimate().rollout:,.1f}"
@@ -152,10 +158,10 @@ def _phases(runs: Iterable[Run]) -> str:
 
 def _within(runs: list[Run]) -> str:
     """Return how many predictions are near, and how far the farthest is off."""
-    found = [errors()[run.key] for run in runs if not run.calibration]
+    found = [errors()[run.key] for run in runs if run.role == "prediction"]
     near, median = sum(abs(error) <= 0.30 for error in found), statistics.median(found)
     farthest = max(found, key=abs)
-    known = [errors()[run.key] for run in runs if not run.calibration and run.tokens is not None]
+    known = [errors()[run.key] for run in runs if run.role == "prediction" and run.tokens is not None]
     more = f"the median error is {median:+.0%}, the farthest {farthest:+.0%}"
     more += f". Of the {len(known)} whose lengths are published, {sum(abs(error) <= 0.3 for error in known)} are"
     return f"{near} of the {len(found)} predictions are within 30 %; {more}"
@@ -163,7 +169,7 @@ def _within(runs: list[Run]) -> str:
 
 def _side(runs: list[Run]) -> str:
     """Return on which side of their estimates predictions are, and how many the printed range covers."""
-    found = [errors()[run.key] for run in runs if not run.calibration]
+    found = [errors()[run.key] for run in runs if run.role == "prediction"]
     shares = [1.0 / (1.0 + error) for error in found]
     low, high = rates.RANGE
     covered, slower = sum(low <= share <= high for share in shares), sum(error < 0 for error in found)
@@ -218,7 +224,7 @@ def page() -> str:
         for model, parallel, engine in GROWTH
     )
     low, high = spread()
-    held_out = sum(not run.calibration for run in RUNS)
+    known = sum(run.tokens is not None for run in RUNS)
     dense = statistics.median(_published_more(mixtures=False, fragmentation=0.0))
     off = _published_more(mixtures=True, fragmentation=FRAGMENTATION)
     return f"""# Estimates of time and memory, compared with published runs
@@ -239,9 +245,10 @@ every update; gspo_hpc does not for the first of a rollout, and for none where g
 asynchronous rows. And where generation is ahead, their engines begin a rollout before the last completion of the one
 before has ended; those of gspo_hpc wait for it.
 
-Rows that are called calibration were used to choose the constants below, and the range that `plan` prints around an
-estimate. All other rows are **held out**: nothing was chosen with one of them. Seconds are those of one step as these
-projects count steps: a rollout with all its updates.
+Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant was
+chosen with one of them. The row called former calibration was used, too, until its length was seen to be fitted to
+its own update: it determines nothing any more, and tests nothing. Seconds are those of one step as these projects
+count steps: a rollout with all its updates.
 
 ## Generation and training in turns
 
@@ -282,9 +289,10 @@ not run (engines over nodes; DeepSeek-V3), which determine nothing either, not e
 
 ## The range
 
-The {len(RUNS) - held_out} rows that determine the constants have published seconds between {low:.2f} and {high:.2f}
-times the estimate for their system. `plan` prints that range with every estimate. Of the {held_out} rows that were held
-out, {_covered()} lie in it.
+The {known} rows whose lengths are published, calibration and predictions, have published seconds between {low:.2f} and
+{high:.2f} times the estimate for their system. `plan` prints that range with every estimate. The
+{len(RUNS) - known} rows whose lengths are inferred have no part in it; {_covered()} of them lie in it. Until now the
+range was that of the calibration rows, 0.98 to 1.42, and its upper end was that of the row whose length was fitted.
 
 ## Constants
 
@@ -296,7 +304,10 @@ The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and th
 of Llama-3.1-8B on 16 GPUs determines how long GPUs take to change between generation and training. That on 8 GB200
 shows that the CPU of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's
 step and layer, and how far lengths spread are those of an earlier version of this page, which determined them with that
-run of Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 GPUs; no other row has changed them.
+run of Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 H20. Without the latter, three calibration
+rows are left, all on H100 and GB200. They give only whole steps, which do not tell these four constants from each
+other, but agree with them: their errors are {_calibrated()}. So the four stay as they are, and **nothing on
+this page determines how fast H20 is**: estimates for it rest on its data sheet and on constants from other cards.
 
 The constants below are not calibrated: they are round numbers near what others measured. The table shows how each of
 them affects the predictions: the least and the greatest error with half of its value, and with one and a half times

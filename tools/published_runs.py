@@ -37,11 +37,17 @@ class Run:
     calibration: bool = False
     logprobs: float | None = None  # updates for which old log-probs are computed, as a share; None: as we do
     phases: dict[str, float] = field(default_factory=dict)  # seconds, where they are published
+    former: bool = False  # whether constants were chosen with it once, so that it is no prediction
 
     @property
     def kind(self) -> str:
         """The order of generation and training: in turns, or side by side."""
         return "side by side" if self.config["rollout"].get("max_staleness") else "in turns"
+
+    @property
+    def role(self) -> str:
+        """What the run is used for: calibration, a prediction, or nothing, because it was calibrated on before."""
+        return "calibration" if self.calibration else "former calibration" if self.former else "prediction"
 
     def plan(self) -> Plan:
         """Return the plan of its config."""
@@ -62,7 +68,10 @@ class Run:
 
     def file(self) -> str:
         """Return the text of its file: its config, below its source, the command, and what the command prints."""
-        role = "used for calibration" if self.calibration else "held out: no constant was chosen with it"
+        role = {
+            "calibration": "used for calibration",
+            "former calibration": "not used for calibration any more, because its length is fitted to its update",
+        }.get(self.role, "held out: no constant was chosen with it")
         system = self.estimate().rollout
         other = f"; estimated for their system: {system:.1f} s" if f"{system:.1f}" != f"{self.printed:.1f}" else ""
         head = (
@@ -189,7 +198,7 @@ def _nemo(
     return Run(key.replace(".", "_"), title, NEMO.format(version), seconds, config, length - 120.0, calibration, True)
 
 
-def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0, calibration: bool = False) -> Run:
+def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0, former: bool = False) -> Run:
     """Qwen2.5-Math-7B on H20: 512 prompts of 16 completions, mini-batches of 32 prompts, responses up to 28k tokens.
 
     Its trainer is FSDP2 with sequences divided over 4 ranks; engines have 4 GPUs (its recipes).
@@ -213,7 +222,7 @@ def _verl(gpus: int, seconds: float, phases: tuple[float, ...], apart: int = 0, 
     split = f", {gpus - apart * 8} + {apart * 8}" if apart else ""
     key = f"verl_qwen2_5_math_7b_{gpus}_h20{'_async' * bool(apart)}"
     title = f"Qwen2.5-Math-7B, {gpus} H20{split}"
-    return Run(key, title, VERL, seconds, config, None, calibration, 0.0 if apart else None, told)
+    return Run(key, title, VERL, seconds, config, None, False, 0.0 if apart else None, told, former)
 
 
 def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: int = 0) -> Run:
@@ -238,7 +247,7 @@ def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: in
 RUNS = (
     _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
     _nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
-    _verl(32, 790, (357, 108, 314), calibration=True),
+    _verl(32, 790, (357, 108, 314), former=True),
     _nemo("0.5.0", "Qwen3-30B-A3B", 32, 198, (1, 1, 8, 1), 2, 3196, 4096, recompute=None),
     _nemo("0.5.0", "Qwen3-32B", 32, 376, (4, 1, 1, 4), 4, 3251, 4096, recompute=None),
     _nemo("0.5.0", "Llama-3.1-8B", 8, 91.0, (1, 1, 1, 1), 1, 1066, 4096, gpu="GB200", calibration=True),

@@ -47,7 +47,7 @@ class Times:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The seconds of a rollout, if this estimate is no farther off than for the runs that it was calibrated on."""
+        """The seconds of a rollout, if this estimate is no farther off than for the runs whose lengths are known."""
         low, high = rates.RANGE
         return self.rollout * low, self.rollout * high
 

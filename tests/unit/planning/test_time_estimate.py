@@ -158,11 +158,13 @@ def test_sequences_at_once_that_cannot_be_are_the_default(absurd: object) -> Non
 
 
 def test_the_range_is_the_spread_of_errors() -> None:
-    """The calibration rows of the page span it, and no others: published over estimated seconds."""
+    """The rows whose lengths are published span it, and no others: published over estimated seconds."""
     lines = (PROJECT / "docs/estimates.md").read_text().splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| [") and "](estimates/" in line]
-    shares = [float(row[3]) / float(row[5]) for row in rows if row[2].strip().startswith("calibration")]
-    assert len(shares) == 4 and rates.RANGE == pytest.approx((min(shares), max(shares)), abs=0.005), shares
+    shares = [float(row[3]) / float(row[5]) for row in rows if "length from its update" not in row[2]]
+    fitted = [row[2].strip() for row in rows if "length from its update" in row[2]]
+    assert fitted and not any(role.startswith("calibration") for role in fitted)
+    assert len(shares) == 12 and rates.RANGE == pytest.approx((min(shares), max(shares)), abs=0.005), shares
     times = estimated(made())
     assert times.range == (times.rollout * rates.RANGE[0], times.rollout * rates.RANGE[1])
     assert times.to_json()["seconds_per_rollout_range"] == list(times.range)
