@@ -10,7 +10,7 @@ from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder
-from gspo_hpc.planning.rules.engine_arguments import slip_of
+from gspo_hpc.planning.rules.engine_arguments import lacks, slip_of
 from gspo_hpc.system.text import nearest
 
 _RECOMPUTED_BY = {"full": ("recompute_method", "recompute_num_layers"), "selective": ("recompute_modules",)}
@@ -58,7 +58,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"({faults.hang_timeout:g} s): an engine that hangs ends the attempt before it can be replaced"
         )
     for name in plan.config.rollout.engine:
-        if name not in VLLM_ARGUMENTS and slip_of(name) is None:  # a rule speaks of slips
+        if name not in VLLM_ARGUMENTS and slip_of(name) is None and not lacks(name):  # a rule speaks of the others
             near = nearest(name, sorted(VLLM_ARGUMENTS))
             hint = f" (nearest: {near})" if near else ""
             yield f"rollout.engine.{name} is no argument of vLLM 0.32{hint}: a version that does not know it refuses it"

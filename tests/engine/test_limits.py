@@ -15,6 +15,7 @@ from vllm.utils.torch_utils import set_random_seed
 
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.loader import ConfigError, from_dict
+from gspo_hpc.planning import installed
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.engine_arguments import EngineArgumentRule, slip_of
 from gspo_hpc.training.bringup import engine_settings
@@ -67,6 +68,18 @@ def test_no_argument_of_vllm_is_taken_for_the_slip_of_another() -> None:
     """The list of arguments is that of version 0.32; in another version those that it lacks are no slips either."""
     own = {field.name for field in dataclasses.fields(EngineArgs)} - {"_api_process_count", "_api_process_rank"}
     assert [name for name in sorted(own) if slip_of(name)] == []
+    here = installed.vllm()
+    assert (
+        here is not None
+        and {*here[1]} >= own
+        and {*here[1]}
+        <= own
+        | {
+            *inspect.signature(vllm.LLM).parameters,
+            "_api_process_count",
+            "_api_process_rank",
+        }
+    )
     if vllm.__version__.startswith("0.32"):
         assert own <= VLLM_ARGUMENTS <= own | {*inspect.signature(vllm.LLM).parameters}
 

@@ -1,6 +1,6 @@
 """Rules of rollout.engine: vLLM takes the arguments, and they contradict no other setting.
 
-The rules follow the sources of vLLM 0.32; a plan must not import vLLM.
+The rules follow the sources of vLLM 0.32, and of the vLLM that is installed, if one is; a plan must not import vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gspo_hpc.config.reading.config_yaml import number_meant, numbers_meant
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
-from gspo_hpc.system.text import nearest
+from gspo_hpc.system.text import near_miss, nearest
 
 # Similarity of a name and its misspelling: one or two letters of a usual name. Arguments of other versions of vLLM than
 # the listed one are less like any of its arguments.
@@ -115,13 +115,26 @@ def _advice(key: str, value: Any, holds: Callable[[Any], bool]) -> str:
 
 @rule(
     EngineArgumentRule.ENGINE_ARGUMENT_SPELLING,
-    "`rollout.engine` misspells no argument of vLLM",
+    "`rollout.engine` misspells no argument of vLLM, and has none that the installed one lacks",
     Topic.ENGINE_ARGUMENTS,
 )
 def _spelling(plan: PlanBuilder) -> Iterator[str]:
     for key in plan.config.rollout.engine:
         if near := slip_of(key):
             yield f"rollout.engine.{key} is no argument of vLLM; nearest: {near}"
+        elif version := lacks(key):
+            hint = near_miss(key, VLLM_ARGUMENTS)
+            yield f"rollout.engine.{key} is no argument of vLLM {version}, which is installed here{hint}"
+
+
+def lacks(key: str) -> str | None:
+    """Return the version of vLLM here if it has no such argument; None if it has, and where none is installed."""
+    if key in ENGINE_VALUES or key in OWN_ENGINE_ARGUMENTS:
+        return None
+    from gspo_hpc.planning import installed  # only here: most plans have no argument of the kind
+
+    here = installed.vllm()
+    return here[0] if here is not None and key not in here[1] else None
 
 
 @rule(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config.loader import load_with_places
+from gspo_hpc.config.loader import load, load_with_places
 from gspo_hpc.config.reading.places import together
-from gspo_hpc.planning import mentions
+from gspo_hpc.planning import installed, mentions
 from gspo_hpc.planning.plan import make_plan
 
 TEXT = """\
@@ -93,8 +93,14 @@ def test_plan_train_and_submit_tell_the_places(path: str, capsys: pytest.Capture
         assert f" ({told})\n" in capsys.readouterr().err
 
 
-def test_a_misspelt_argument_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that no rule checks the value of, too; a name that is like none is a warning, since versions differ."""
+def test_a_misspelt_argument_of_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no rule checks the value of, too; a name that is like none is a warning, since versions differ.
+
+    It is refused where a vLLM is installed that does not have it: train would be refused by that.
+    """
+    monkeypatch.setattr(installed, "vllm", lambda: None)
     path = tmp_path / "run.yaml"
     path.write_text(TEXT.replace("number_mach", "number_match"))
     assert main(["plan", str(path), "rollout.engine.some_day=1", "--json"]) == 2
@@ -103,6 +109,11 @@ def test_a_misspelt_argument_of_the_engine(tmp_path: Path, capsys: pytest.Captur
     assert broken["message"] == "rollout.engine.enforce_eagre is no argument of vLLM; nearest: enforce_eager"
     assert broken["settings"] == [{"key": "rollout.engine.enforce_eagre", "place": f"{path}:10"}]
     assert any("rollout.engine.some_day is no argument of vLLM" in text for text in found["warnings"])
+    monkeypatch.setattr(installed, "vllm", lambda: ("0.99", frozenset({"some_day", "enforce_eager"})))
+    here = make_plan(load(path, ["rollout.engine={some_day: 1, seed_of_day: 2, max_num_seqs: 8}"]))
+    (item,) = here.broken
+    assert item.message == "rollout.engine.seed_of_day is no argument of vLLM 0.99, which is installed here"
+    assert not any("some_day" in text and "installed" in text for text in here.warnings)
 
 
 def test_an_unknown_reward_function_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
