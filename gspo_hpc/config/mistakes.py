@@ -34,6 +34,8 @@ _BOUNDS = {
     "less_than": ("lt", "must be below {}"),
 }
 _ENGINE = "rollout.engine"
+_NO = ("off", "no", "none", "null", "false", "never", "disable", "disabled")  # words for nothing ...
+_NOTHING = ("disabled", "off", "none")  # ... and values that say it
 _PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -87,7 +89,9 @@ def _wrong(one: ErrorDetails) -> str:
         return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
     if kind == "literal_error" and field is not None:
         values = get_args(schema.kind_at(one["loc"]))
-        return f"is {given!r}, which is not allowed{near_miss(str(given), values)}{_allowed(values)}"
+        meant = next((one for one in values if one in _NOTHING), None) if str(given).lower() in _NO else None
+        hint = near_miss(str(given), values) if meant is None else f"; nearest: {meant}"
+        return f"is {given!r}, which is not allowed{hint}{_allowed(values)}"
     if kind in _KINDS:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):

@@ -69,7 +69,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.65) -> str | None:
     """Return the one of `names` that is most like `name`; None if none is like it.
 
     `cutoff`: the least similarity, from 0 (anything) to 1 (the same), as difflib measures it. The default fits a word
@@ -90,7 +90,7 @@ def near_miss(
     *,
     shown: Callable[[str], object] = str,
     known: bool = False,
-    cutoff: float = 0.6,
+    cutoff: float = 0.65,
 ) -> str:
     """Return the end of a sentence about a name that is none of `names`: "; nearest: NAME".
 

@@ -19,8 +19,8 @@ _CLIP = "algorithm.clip_low and algorithm.clip_high"
 _EPOCHS = "run.max_epochs"
 _DUAL = "algorithm.dual_clip, the bound of ratios with a negative advantage"
 
-# TRL, ms-swift, verl and OpenRLHF, in lower case. Sizes that count prompts there say that they count completions here.
-# A name with dots is the end of one that means something else without what is before it.
+# TRL, ms-swift, verl, OpenRLHF, NeMo-RL and peft, in lower case. Sizes that count prompts there say that they count
+# completions here. A name with dots is the end of one that means something else without what is before it.
 PEER_NAMES = {
     # the objective
     "epsilon": _CLIP,
@@ -29,19 +29,28 @@ PEER_NAMES = {
     "cliprange": _CLIP,
     "eps_clip": _CLIP,
     "eps_clip_low_high": _CLIP,
-    **dict.fromkeys(("epsilon_low", "clip_ratio_low", "eps_clip_low"), "algorithm.clip_low"),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high"), "algorithm.clip_high"),
-    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "kl.init_coef"), "algorithm.kl_beta"),
+    **dict.fromkeys(("epsilon_low", "clip_ratio_low", "eps_clip_low", "ratio_clip_min"), "algorithm.clip_low"),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high", "ratio_clip_max"), "algorithm.clip_high"),
+    **dict.fromkeys(
+        ("beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "kl.init_coef", "reference_policy_kl_penalty"),
+        "algorithm.kl_beta",
+    ),
     **dict.fromkeys(
         ("use_kl_loss", "kl.use_loss"), f"{_KL}, which puts the term into the loss (algorithm.kl_placement: loss)"
     ),
     **dict.fromkeys(("use_kl_in_reward", "kl_in_reward"), f"{_KL} and algorithm.kl_placement: reward"),
-    **dict.fromkeys(("kl_loss_type", "kl_penalty", "kl.estimator"), "algorithm.kl_estimator"),
+    **dict.fromkeys(
+        ("kl_loss_type", "kl_penalty", "kl.estimator", "reference_policy_kl_type"), "algorithm.kl_estimator"
+    ),
     **dict.fromkeys(("target_kl", "kl.target", "kl_ctrl.type"), "algorithm.kl_target, which the weight then follows"),
     "delta": _DUAL,
-    "clip_ratio_c": _DUAL,
+    **dict.fromkeys(("clip_ratio_c", "ratio_clip_c"), _DUAL),
+    "use_on_policy_kl_approximation": (
+        f"algorithm.kl_estimator: unbiased, which has the ratio of the token as a factor, with {_KL}"
+    ),
     **dict.fromkeys(("entropy_coeff", "entropy_loss_coef"), "algorithm.entropy_coef"),
     "use_adaptive_entropy": "algorithm.entropy_target, which turns it on above 0",
+    "sequence_level_importance_ratios": "algorithm.name: gspo for true, and grpo for false",
     "importance_sampling_level": (
         "algorithm.name: gspo for sequence, gspo_token for sequence_token, and grpo for token"
     ),
@@ -62,7 +71,10 @@ PEER_NAMES = {
     ),
     "ref_model_mixup_alpha": "algorithm.reference_mixup",
     **dict.fromkeys(
-        ("vllm_importance_sampling_correction", "enable_vllm_is_correction", "is_correction_enable"),
+        (
+            *("vllm_importance_sampling_correction", "enable_vllm_is_correction", "is_correction_enable"),
+            "use_importance_sampling_correction",
+        ),
         f"{_CORRECTION}: truncated",
     ),
     **dict.fromkeys(
@@ -110,10 +122,14 @@ PEER_NAMES = {
     "mini_batch_size": "batch.global_batch_size, which counts completions, not prompts",
     "ppo_mini_batch_size": "batch.global_batch_size, which counts completions, not prompts",
     **dict.fromkeys(("train_batch_size", "rollout_batch_size", "gen_batch_size"), _ROLLOUT),
+    "num_prompts_per_step": "batch.generation_batch_size, which counts completions: prompts x batch.num_generations",
     "rollout.batch_size": _ROLLOUT,
     "train.batch_size": "batch.global_batch_size",
     "gradient_accumulation_steps": "batch.global_batch_size, from which it follows",
-    **dict.fromkeys(("n", "group_size", "num_return_sequences", "n_samples_per_prompt"), "batch.num_generations"),
+    **dict.fromkeys(
+        ("n", "group_size", "num_return_sequences", "n_samples_per_prompt", "num_generations_per_prompt"),
+        "batch.num_generations",
+    ),
     **dict.fromkeys(("ppo_epochs", "num_ppo_epochs"), "batch.num_iterations"),
     # generation
     **dict.fromkeys(
@@ -217,7 +233,7 @@ PEER_NAMES = {
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype", "model_dtype", "megatron.dtype"), "model.dtype"),
     "fp8_format": "model.fp8",
     **dict.fromkeys(("vanilla_mbridge", "use_mbridge"), "model.provider: mcore_bridge"),
-    **dict.fromkeys(("lora_rank", "lora_r", "lora.rank"), f"adapter.rank, with {_LORA}"),
+    **dict.fromkeys(("lora_rank", "lora_r", "lora.rank", "adapter.r", "peft.dim"), f"adapter.rank, with {_LORA}"),
     **dict.fromkeys(("lora_alpha", "lora.alpha"), f"adapter.alpha, with {_LORA}"),
     **dict.fromkeys(("target_modules", "lora_target_modules", "lora.target_modules"), f"adapter.targets, with {_LORA}"),
     **dict.fromkeys(("tuner_type", "train_type", "use_peft"), f"{_LORA}, or null for all weights"),

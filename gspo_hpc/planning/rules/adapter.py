@@ -58,7 +58,7 @@ def _targets(plan: PlanBuilder) -> Iterator[str]:
         if name in _OTHERS:
             yield f"adapter.targets: {name} cannot have an adapter: {_OTHERS[name]}; known: {known}"
         elif name not in (ALL, *TARGETS):
-            hint = near_miss(name, (ALL, *TARGETS), cutoff=0.4)
+            hint = near_miss(name, (ALL, *TARGETS))
             yield f"adapter.targets: {name} is no layer of the model{hint}; known: {known}"
 
 

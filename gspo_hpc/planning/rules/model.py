@@ -54,7 +54,7 @@ def _context_parallel(plan: PlanBuilder) -> Iterator[str]:
 def _recompute_modules(plan: PlanBuilder) -> Iterator[str]:
     for name in plan.config.memory.recompute_modules:
         if name not in RECOMPUTED:
-            hint = near_miss(name, RECOMPUTED, cutoff=0.4)
+            hint = near_miss(name, RECOMPUTED)
             text = f"memory.recompute_modules: {name} is no part that can be recomputed{hint}"
             yield f"{text}; known: {', '.join(RECOMPUTED)}"
 

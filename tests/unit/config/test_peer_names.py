@@ -55,6 +55,21 @@ def test_ours_are_settings_and_theirs_are_not(name: str) -> None:
         ({"algo": {"kl": {"target": 1}}}, "here algo.kl.target is algorithm.kl_target"),
         ({"algorithm": {"kl_ctrl": {"kl_coef": 0.1}}}, "here algorithm.kl_ctrl.kl_coef is algorithm.kl_beta"),
         ({"a": {"optim": {"lr": 1e-6}}}, "unknown section 'a'; here a.optim.lr is optimizer.lr"),
+        (
+            {"grpo": {"num_prompts_per_step": 4}},
+            "grpo.num_prompts_per_step is batch.generation_batch_size, which counts",
+        ),
+        ({"grpo": {"num_generations_per_prompt": 4}}, "is batch.num_generations"),
+        ({"loss_fn": {"ratio_clip_min": 0.1, "ratio_clip_max": 0.2, "ratio_clip_c": 3}}, "is algorithm.dual_clip"),
+        ({"loss_fn": {"ratio_clip_min": 0.1}}, "loss_fn.ratio_clip_min is algorithm.clip_low"),
+        ({"loss_fn": {"reference_policy_kl_penalty": 0.1}}, "is algorithm.kl_beta"),
+        ({"algorithm": {"use_on_policy_kl_approximation": True}}, "here it is algorithm.kl_estimator: unbiased"),
+        ({"algorithm": {"use_importance_sampling_correction": True}}, "here it is algorithm.correction"),
+        ({"algorithm": {"sequence_level_importance_ratios": True}}, "here it is algorithm.name: gspo for true"),
+        ({"adapter": {"r": 8}}, "unknown key adapter.r; here it is adapter.rank"),
+        ({"adapter": {"lora_alpha": 8}}, "here it is adapter.alpha"),
+        ({"adapter": {"lora_dropout": 0.1}}, "here it is adapter.dropout, which must be 0"),
+        ({"adapter": {"target_modules": ["q_proj"]}}, "here it is adapter.targets"),
         ({"trainer": {"total_epochs": 3}}, "unknown section 'trainer'; here trainer.total_epochs is run.max_epochs"),
     ],
 )
@@ -138,3 +153,20 @@ OPENRLHF = {
 def test_what_openrlhf_has_too_is_answered(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"\b{re.escape(OPENRLHF[name])}\b"):
         load(None, [f"{name}=1"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"tracking": {"wandb": "off"}}, "nearest: disabled"),
+        ({"tracking": {"wandb": "none"}}, "nearest: disabled"),
+        ({"moe": {"router_replay": "disabled"}}, "nearest: off"),
+        ({"tracking": {"wandb": "offlin"}}, "nearest: offline"),
+        ({"tracking": {"wandb": "cloud"}}, "which is not allowed; allowed: auto"),
+        ({"algorithm": {"interval_of_policy": 1}}, "unknown key algorithm.interval_of_policy of gspo; allowed:"),
+    ],
+)
+def test_the_nearest_value_or_key_is_one_that_is_near(raw: dict[str, dict[str, object]], told: str) -> None:
+    """Words for nothing mean the value that says so: off had offline for its nearest."""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        from_dict(raw)
