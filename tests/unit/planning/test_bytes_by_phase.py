@@ -234,6 +234,20 @@ def test_what_hardly_leaves_more_is_not_named_as_what_to_lower(
     assert more is not None and named in more[0]
 
 
+def test_what_still_exceeds_the_gpu_is_not_named_as_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves more than before, and the run would run out of memory again."""
+    config = made(model={"path": "Qwen3-0.6B"}, batch={"micro_batch_tokens": 8192})
+
+    def estimate(_: Architecture, changed: Config, __: devices.Device) -> SimpleNamespace:
+        lighter = 0.2 * (changed.memory.recompute_granularity is not None) + 0.4 * changed.memory.offload_optimizer
+        return SimpleNamespace(headroom=-0.3 + lighter)
+
+    monkeypatch.setattr(savings.memory, "estimate", estimate)
+    before: Any = SimpleNamespace(headroom=-0.3)
+    more = savings.roomier(arch_of(config), devices.find("H100"), config, before, Models())
+    assert more == ("memory.offload_optimizer=true", pytest.approx(0.1))
+
+
 @pytest.mark.parametrize(
     ("model", "ep", "etp", "piece", "shard"),
     [

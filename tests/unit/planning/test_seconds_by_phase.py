@@ -42,9 +42,20 @@ def estimated(config: Config) -> Times:
 
 
 def test_old_logprobs_are_computed_for_all_updates_but_the_first_of_one_round() -> None:
-    """A pass for the reference goes over the same tokens: it is the measure."""
-    kl = {"kl_beta": 0.01}
-    for updates, rounds, share in ((4, 1, 3 / 4), (2, 1, 1 / 2), (4, 2, 1.0), (1, 2, 1.0)):
+    """A pass for the reference goes over the same tokens: it is the measure.
+
+    Tokens with a high entropy are chosen in all of them, by a pass over all.
+    """
+    cases = [
+        (4, 1, 1.0, 3 / 4),
+        (2, 1, 1.0, 1 / 2),
+        (4, 2, 1.0, 1.0),
+        (1, 2, 1.0, 1.0),
+        (4, 1, 0.2, 1.0),
+        (2, 1, 0.5, 1.0),
+    ]
+    for updates, rounds, quantile, share in cases:
+        kl = {"kl_beta": 0.01, "top_entropy_quantile": quantile}
         batch = {"steps_per_generation": updates, "num_iterations": rounds, "global_batch_size": 2048 // updates}
         config = made(batch=batch, algorithm=kl)
         found = estimated(config).seconds
