@@ -11,7 +11,7 @@ from gspo_hpc.data.rows import load_rows
 from gspo_hpc.launch import preflight
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import hub
-from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.fixes import repair
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.quantities import with_steps
 from gspo_hpc.rewards import registry
@@ -35,7 +35,8 @@ def _planned(config: Config) -> Plan:
     """Return a plan whose rules hold. Raises ValueError, with the nearest fix, if one is broken."""
     rows = preflight.rows(config)
     plan = make_plan(config, rows)
-    nearest = search.find(config, rows, limit=1) if plan.broken and not plan.not_run else []
+    offered = repair.offered(config, rows) if plan.broken and not plan.not_run else []
+    nearest = [fix for fix in offered if not fix.left]
     plan.require(f"nearest fix: {nearest[0]} (gspo-hpc plan shows others)" if nearest else "")
     return plan
 

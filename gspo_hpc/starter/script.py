@@ -212,6 +212,7 @@ def _repaired(text: Text, folder: Path) -> list[str]:
         rows = None if train is None else count_rows(folder / train)
         plan = make_plan(config, rows)
         fixes: Sequence[search.Fix] = search.find(config, rows, limit=1) if plan.broken else ()
+        fixes = [fix for fix in fixes if all(change.key != "model.path" for change in fix.changes)]  # it asks for one
         if not fixes:
             break
         why = plan.broken[0].rule

@@ -158,14 +158,14 @@ def _between_gpus(weight: float, before: str, value: str) -> float:
 @cache
 def _between_models(weight: float, before: str, value: str) -> float:
     """Return a distance by the ratio of their sizes if both are known, and by their kinship and names."""
-    sizes = [_size(name) for name in (before, value)]
+    sizes = [parameters_of(name) for name in (before, value)]
     doublings = abs(math.log2(sizes[1] / sizes[0])) if sizes[0] and sizes[1] else 0.0
     apart = _OF_KIN * catalog.kinship(before, value) + _UNLIKE * _unlike(Path(before).name, Path(value).name)
     return weight * (0.5 + 0.5 * doublings + apart)
 
 
 @cache
-def _size(path: str) -> int | None:
+def parameters_of(path: str) -> int | None:
     """Return the parameters of a model; None if its sizes are not known."""
     arch = architecture.find(Config(model=Model(path=path)))
     return None if arch is None else parameters.parameters(arch)

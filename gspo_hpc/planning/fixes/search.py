@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.fixes import by_type, distances, moves
@@ -36,6 +36,7 @@ from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 MAX_OFFERED = 6
+_AS_LARGE, _AS_SMALL = 2.0, 0.125  # times the parameters of a model, between which one of another family is near
 _MUCH_LARGER = 1.5  # times the parameters of a model of the same family, so that one of another family is offered, too
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
 _UTILIZATION = f"{ENGINE}gpu_memory_utilization"
@@ -138,12 +139,17 @@ class Search:
         self.firsts += others[:near] + [other for other in best if left_of(other[2].broken) < self.left]
         return fixes
 
+    def values(self) -> dict[str, set[Any]]:
+        """Return the values that are tried alone, by setting: of known settings, then of others that rules name."""
+        plan = judge(self.config, self.rows, self.models)
+        known = candidates(self.config, plan, self.topics, self.rows)
+        named = by_type.candidates(self.config, self.broken)
+        return known | {key: named[key] for key in sorted(named.keys() - known.keys())}
+
     def singles(self) -> list[Fix]:
         """Return the changes of one setting that fix the plan, nearest first."""
-        plan = judge(self.config, self.rows, self.models)
         singles = []
-        known = candidates(self.config, plan, self.topics, self.rows)
-        for key, values in known.items():
+        for key, values in self.values().items():
             fixes = self._alone(key, values, first=True)
             if key == _UTILIZATION and self.topics == {Topic.MEMORY}:
                 fixes = self._finer(fixes) if fixes else self._alone(key, values_of.finer_utilization())
@@ -152,9 +158,6 @@ class Search:
             elif fixes and key in _GROWN and distances.is_number(fixes[0].changes[0].start):
                 fixes = (self._grown(key, fixes) or fixes)[:1]  # a smaller one is no better
             singles += fixes
-        named = by_type.candidates(self.config, self.broken)
-        for key in sorted(named.keys() - known.keys()):
-            singles += self._alone(key, named[key], first=True)
         return sorted([*singles, *self._moved()], key=self.order)
 
     def _moved(self) -> list[Fix]:
@@ -248,15 +251,25 @@ class Search:
     def _other_models(self) -> list[Fix]:
         """Return the nearest known model that fixes the plan, and the largest of all if that is much larger.
 
-        They are for plans that nothing but machines fixes alone.
+        They are for plans that nothing but machines fixes alone, and of the same family or about as large.
         """
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
+        values = {path for path in values if self._is_near(path)}
         models = sorted(self._alone("model.path", values), key=self.order)
         if not models:
             return []
         sizes = [self._parameters(fix.changes[0]) for fix in models]
         largest = max(sizes)
         return models[:1] + ([models[sizes.index(largest)]] if largest > _MUCH_LARGER * sizes[0] else [])
+
+    def _is_near(self, path: str) -> bool:
+        """Return whether a model may take the place of the config's own: one of its family, or of about its size."""
+        own, kin = str(self.config.model.path), catalog.kinship(str(self.config.model.path), path)
+        before, after = (distances.parameters_of(one) for one in (own, path))
+        if not before or not after:
+            return kin <= catalog.Kinship.FAMILY
+        least = 0.0 if kin <= catalog.Kinship.FAMILY else _AS_SMALL
+        return least <= after / before <= _AS_LARGE
 
     def _parameters(self, change: Change) -> int:
         """Return the number of parameters of the model that a change leads to; 0 if its sizes are not known."""

@@ -212,7 +212,7 @@ def test_an_excess_is_told_to_a_tenth_of_a_percent_and_never_less_than_it_is(hea
 def test_the_memory_of_a_card_is_enough_for_a_layout(
     model: str, memory: int, like: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A card that is not known by its name has layouts too, as fixes and as suggestions; the page says what times are."""
+    """A card that is not known by its name has layouts too, as fixes and as suggestions; the page names its rates."""
     sizes = {"num_generations": 8, "global_batch_size": 128, "steps_per_generation": 4, "micro_batch_tokens": 16384}
     content = {
         "model": {"path": model},
