@@ -46,7 +46,7 @@ class Run:
 
     @property
     def role(self) -> str:
-        """What the run is used for: calibration, a prediction, or nothing, because it was calibrated on before."""
+        """The use of the run: calibration, a prediction, or nothing, because it was calibrated on before."""
         return "calibration" if self.calibration else "former calibration" if self.former else "prediction"
 
     def plan(self) -> Plan:
