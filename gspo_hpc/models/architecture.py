@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models import catalog, hub, names
-from gspo_hpc.models.parts import Experts, Mixer, Rope
+from gspo_hpc.models import catalog, hub
+from gspo_hpc.models.parts import Experts, Mixer, Rope, usual
 
 SUPPORTED = (
     "LlamaForCausalLM",
@@ -200,9 +200,8 @@ _MOST, _MOST_LAYERS = 10**9, 10**4  # nobody's model: a plan must not take minut
 
 def _checked(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a config.json with the usual names of sizes. Raises ValueError for sizes that no model has."""
-    raw = names.usual(raw)
-    text = raw.get("text_config")
-    for part in (raw, text if isinstance(text, Mapping) else {}):
+    raw = usual(raw)
+    for part in (raw, text if isinstance(text := raw.get("text_config"), Mapping) else {}):
         for name, least in _LEAST.items():
             size = part.get(name)
             most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.models import architecture, names
+from gspo_hpc.models import architecture, parts
 
 # Families whose default config has no decoder with attention of its own, with the reason.
 OTHERS = {
@@ -52,9 +52,9 @@ def test_every_name_of_a_size_that_a_decoder_maps_is_known() -> None:
     """Of those in the table: `attribute_map` of a new version of transformers may have more."""
     for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - OTHERS - {*ENCODERS}:
         mapped = getattr(CONFIG_MAPPING[family], "attribute_map", {})
-        for usual in names._NAMES.keys() & mapped.keys():
+        for usual in parts._NAMES.keys() & mapped.keys():
             raw = {mapped[usual]: 7}
-            taken = names.usual(raw).get(usual)
+            taken = parts.usual(raw).get(usual)
             special = {"qk_rope_head_dim", "moe_intermediate_size"}  # parts of heads, and of experts, read apart
             assert taken == 7 or mapped[usual] in special, (family, usual, mapped[usual])
 
