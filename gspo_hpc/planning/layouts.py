@@ -133,8 +133,8 @@ class Search:
         rated = devices.rated(cluster)
         if rated is None:
             raise ValueError(
-                "for a card that is not known, give cluster.gpu_memory_gb; for others cluster.gpu says which GPUs there "
-                f"are: give one of {devices.listed()}"
+                "for a card that is not known, give cluster.gpu_memory_gb; for others cluster.gpu says which GPUs "
+                f"there are: give one of {devices.listed()}"
             )
         self.device, self.rates_of = rated
         arch = self.models.find(self.config)
