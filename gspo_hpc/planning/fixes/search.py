@@ -59,6 +59,16 @@ def find(config: Config, rows: int | None = None, limit: int = MAX_OFFERED, room
     return [] if plan.valid else Search(config, rows, plan).found(limit, room)
 
 
+def may_replace(own: str, path: str) -> bool:
+    """Return whether a model may be offered in place of `own`: one of its family, or of about its size."""
+    kin = catalog.kinship(own, path)
+    before, after = (distances.parameters_of(one) for one in (own, path))
+    if not before or not after:
+        return kin <= catalog.Kinship.FAMILY
+    least = 0.0 if kin <= catalog.Kinship.FAMILY else _AS_SMALL
+    return least <= after / before <= _AS_LARGE
+
+
 class Search:
     """The search for fixes of one refused plan."""
 
@@ -254,22 +264,13 @@ class Search:
         They are for plans that nothing but machines fixes alone, and of the same family or about as large.
         """
         values = values_of.models(self.config) if self.topics & {Topic.OTHER, Topic.MEMORY} else set()
-        values = {path for path in values if self._is_near(path)}
+        values = {path for path in values if may_replace(str(self.config.model.path), path)}
         models = sorted(self._alone("model.path", values), key=self.order)
         if not models:
             return []
         sizes = [self._parameters(fix.changes[0]) for fix in models]
         largest = max(sizes)
         return models[:1] + ([models[sizes.index(largest)]] if largest > _MUCH_LARGER * sizes[0] else [])
-
-    def _is_near(self, path: str) -> bool:
-        """Return whether a model may take the place of the config's own: one of its family, or of about its size."""
-        own, kin = str(self.config.model.path), catalog.kinship(str(self.config.model.path), path)
-        before, after = (distances.parameters_of(one) for one in (own, path))
-        if not before or not after:
-            return kin <= catalog.Kinship.FAMILY
-        least = 0.0 if kin <= catalog.Kinship.FAMILY else _AS_SMALL
-        return least <= after / before <= _AS_LARGE
 
     def _parameters(self, change: Change) -> int:
         """Return the number of parameters of the model that a change leads to; 0 if its sizes are not known."""

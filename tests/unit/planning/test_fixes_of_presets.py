@@ -67,7 +67,7 @@ def check(base: Config, key: str, value: Any, rows: int | None) -> bool:
             after = with_value(after, change.key, change.value)
         assert make_plan(after, rows).valid, str(fix)
     singles = [fix.changes[0] for fix in shown if len(fix.changes) == 1]
-    if make_plan(base, rows).valid:
+    if make_plan(base, rows).valid and (key != "model.path" or search.may_replace(value, str(base.model.path))):
         assert singles, (key, value, rows)
     return True
 
@@ -106,6 +106,8 @@ def test_of_two_slips_a_single_change_is_offered_where_brute_force_finds_one(dat
     values = KEYS[tried]
     if tried == "cluster.gpus_per_node":  # no larger node is proposed than boards have
         values = [value for value in values if value <= candidates._most_gpus(base)]
+    if tried == "model.path":  # nor a model that has nothing to do with the one that is given
+        values = [value for value in values if search.may_replace(str(base.model.path), value)]
     works = [value for value in values if is_a_fix(base, with_value(base, tried, value), rows)]
     singles = [fix for fix in shown if len(fix.changes) == 1]
     assert singles or not works, (tried, works)
