@@ -26,6 +26,9 @@ _ACT_WITH = {
     "correction_high": ("correction", ("truncated", "masked", "rejection")),
 }
 
+# Clip ranges from here on are those of single tokens. Ratios of short sequences go beyond 0.05 (docs/results.md).
+_OF_TOKENS = 0.1
+
 
 def inert(given: AlgorithmSettings) -> dict[str, str]:
     """Return the settings that change nothing beside the others, each with the setting that makes it so."""
@@ -147,9 +150,9 @@ def warnings(given: AlgorithmSettings) -> Iterator[str]:
                 f"a clip range of {narrowest:g} is made for ratios of whole sequences (GSPO): with one ratio per token "
                 "it clips nearly everything; grpo has 0.2/0.2"
             )
-    elif given.trust_region == "clip" and (widest := max(given.clip_low, given.clip_high)) >= 0.05:
+    elif given.trust_region == "clip" and (widest := max(given.clip_low, given.clip_high)) >= _OF_TOKENS:
         low, high = (type(given).model_fields[name].default for name in ("clip_low", "clip_high"))
-        own = f"{given.name} has {low:g}/{high:g}" if max(low, high) < 0.05 else "gspo has 0.0003/0.0004"
+        own = f"{given.name} has {low:g}/{high:g}" if max(low, high) < _OF_TOKENS else "gspo has 0.0003/0.0004"
         yield (
             f"a clip range of {widest:g} is made for ratios of single tokens (GRPO): the ratio of a sequence is a mean "
             f"over its tokens and hardly ever gets there; {own}"

@@ -92,8 +92,8 @@ def test_updates_per_rollout(batch: Batch, updates: int) -> None:
         ({"batch": {"steps_per_generation": 1}}, ["clipping is inert"]),
         ({"batch": {"global_batch_size": 8, "generation_batch_size": 8}}, ["clipping is inert"]),
         ({"batch": {"steps_per_generation": 4}, "algorithm": {"clip_low": 0.2, "clip_high": 0.2}}, ["single tokens"]),
-        ({"batch": {"steps_per_generation": 4}, "algorithm": {"clip_high": 0.05}}, ["0.05"]),
-        ({"batch": {"steps_per_generation": 4}, "algorithm": {"clip_high": 0.049}}, []),
+        ({"batch": {"steps_per_generation": 4}, "algorithm": {"clip_high": 0.1}}, ["0.1"]),
+        ({"batch": {"steps_per_generation": 4}, "algorithm": {"clip_high": 0.099}}, []),
         (
             {"batch": {"steps_per_generation": 4}, "algorithm": {"name": "gspo_token", "clip_low": 0.2}},
             ["single tokens"],
