@@ -71,7 +71,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(words: tuple[str, ...], folder: Path, python: tuple[str, ...] = ("-P", "-m", "gspo_hpc")) -> list[str]:
-    """What was imported from the folder by a command that is started in it, as the installed script starts it."""
+    """Return what a command imports from the folder that it is started in, as the installed script starts it."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     subprocess.run([sys.executable, *python, *words], cwd=folder, env=environment, capture_output=True, timeout=300)
     found = sorted(mark.name for mark in (folder.parent / "marks").iterdir())

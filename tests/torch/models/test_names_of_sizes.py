@@ -49,7 +49,7 @@ def test_sizes_of_every_family_are_read(family: str, tmp_path: Path) -> None:
 
 
 def test_every_name_of_a_size_that_a_decoder_maps_is_known() -> None:
-    """Of those in the table: `attribute_map` of a new version of transformers may have more."""
+    """Compare the names in the table: `attribute_map` of a new version of transformers may have more."""
     for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - OTHERS - {*ENCODERS}:
         mapped = getattr(CONFIG_MAPPING[family], "attribute_map", {})
         for usual in parts._NAMES.keys() & mapped.keys():

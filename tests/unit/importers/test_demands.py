@@ -42,7 +42,7 @@ def test_a_variable_that_no_line_demands_is_switched_off() -> None:
 
 
 def test_a_choice_that_ends_the_script_is_another_one_in_a_run() -> None:
-    """Where nothing in the condition is empty, what it names is not what the script alone makes it."""
+    """A value that the condition names need not be what the script alone makes it, where nothing in it is empty."""
     text = f'M=0.5\nif [ "$M" = 0.5 ]; then echo "choose"; exit 1; fi\n{RUN} --beta 0.1 --temperature "$M"'
     assert "--temperature $M" in convert(text, name="x.sh").open
 

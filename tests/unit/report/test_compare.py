@@ -43,7 +43,7 @@ def test_settings_that_differ_and_results(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_ends_of_a_run_are_means_of_a_tenth(tmp_path: Path) -> None:
-    """Of 30 steps, three at each end."""
+    """Three steps at each end of 30."""
     rewards = [0.1, 0.2, 0.3, *[0.5] * 24, 0.7, 0.8, 0.6]
     run = read_run(made(tmp_path / "a", 1e-6, [record(step, reward=one) for step, one in enumerate(rewards, 1)]).path)
     (found,) = [one.cells[0] for one in compare._results([run]) if one.name == "reward, first and last tenth"]
