@@ -247,7 +247,8 @@ before has ended; those of gspo_hpc wait for it.
 
 Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant was
 chosen with one of them. The row called former calibration was used, too, until its length was seen to be fitted to
-its own update: it determines nothing any more, and tests nothing. Seconds are those of one step as these projects
+its own update: it tests nothing, and four constants are still those that it helped to determine (see Constants).
+Seconds are those of one step as these projects
 count steps: a rollout with all its updates.
 
 ## Generation and training in turns
