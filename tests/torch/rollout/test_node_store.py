@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -71,7 +72,9 @@ def test_a_first_rank_that_is_killed_at_any_moment_leaves_whole_notices(
     assert program.stdin is not None and program.stdout is not None
     torn = 0
     try:
-        for node in range(16):
+        for node in itertools.count():
+            if node >= 16 and (torn or node == 200):  # whether a record is torn is up to the machine: try on
+                break
             monkeypatch.setattr(node_store.environment, "node_name", lambda node=node: f"node-{node}")
             print(f"node-{node}", file=program.stdin, flush=True)
             pid = int(program.stdout.readline())
