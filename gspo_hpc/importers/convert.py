@@ -77,6 +77,7 @@ def convert(
     draft = Draft(description, found.values, found.variables, found.unknown)
     draft.assumed += found.notes
     draft.doubts, draft.doubted, draft.might = found.doubts, found.doubted, found.might
+    draft.places = found.places
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)

@@ -58,6 +58,7 @@ class Draft:
         self.doubts: tuple[str, ...] = ()  # places of a Python file that may change the arguments `doubted`
         self.doubted: frozenset[str] = frozenset()
         self.might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> what it may give them
+        self.places: Mapping[str, str] = {}  # arguments that a file beside the command gives -> that file
         self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
@@ -253,7 +254,7 @@ class Draft:
 
     def wrong(self, name: str, what: str) -> None:
         """Note a mistake in the value of an argument."""
-        self.problems.append(f"{self.label(name)}: {what}")
+        self.problems.append(f"{self._file(name)}{self.label(name)}: {what}")
 
     def refuse(self, text: str) -> None:
         """Note that the run as a whole cannot be converted."""
@@ -261,9 +262,9 @@ class Draft:
 
     def label(self, name: str) -> str:
         """Return an argument and its value as they were given."""
-        flag, value = self.source.flag, self.values.get(name)
         if name.startswith("*"):  # of a Python file: **more
             return name
+        flag, value = self.source.flag, self.values.get(name)
         name, present = self._older.get(name, name), name
         if value is None or (value is True and flag) or name == f"no_{present}":
             return f"{flag}{name}"
@@ -290,7 +291,9 @@ class Draft:
         try:
             config = loader.from_dict(raw)
         except loader.ConfigError as error:
-            raise ValueError("\n".join(self._explained(self._translated(line)) for line in error.problems)) from None
+            labels = {key: self._file(name) + self.label(name) for key, name in self.origins.items()}
+            lines = (self._explained(report.translated(line, labels)) for line in error.problems)
+            raise ValueError("\n".join(lines)) from None
         return config, report.yaml_of(self.settings)
 
     def lists(self) -> tuple[list[Argument], list[Argument], list[Argument]]:
@@ -306,16 +309,15 @@ class Draft:
             if name in self._left:
                 left.append(Argument(shown, given, tuple(self._decided.get(name, ())), self._left[name]))
             elif name in self._decided and name in self.doubted:
-                why = "its value is known only when the script runs; the one that it is given is used instead"
-                left.append(
-                    Argument(shown, given, tuple(self._decided[name]), f"{'; '.join(self.doubts)} may change it: {why}")
-                )
+                why = f"{'; '.join(self.doubts)} may change it: its value is known only when the script runs; "
+                why += "the one that it is given is used instead"
+                left.append(Argument(shown, given, tuple(self._decided[name]), why))
             elif name in self._decided:
                 carried.append(Argument(shown, given, tuple(self._decided[name])))
             elif self._is_known(name):
                 left.append(Argument(shown, given, why="it changes nothing in this run"))
             else:
-                strange.append(Argument(shown, given))
+                strange.append(Argument(shown, self._file(name) + given))
         return carried, left, strange
 
     def open_arguments(self) -> list[str]:
@@ -324,6 +326,10 @@ class Draft:
         return [*(self.label(name) for name in self.values if name in open_), *self.doubts]
 
     # -- inside
+
+    def _file(self, name: str) -> str:
+        """Return the file that gives an argument, with a colon, if it is another than the script."""
+        return f"{place}: " if (place := self.places.get(self._older.get(name, name))) else ""
 
     def _take(self, name: str) -> Any:
         self._taken.add(name)
@@ -361,14 +367,15 @@ class Draft:
                 self.assumed.append(f"{name}: {self._left[name]}; defaults are used instead")
                 continue
             text = " ".join(map(str, value)) if isinstance(value, list) else value
-            reasons = self.source.table.reasons.items()
-            why = next((text for pattern, text in reasons if fnmatch(name, pattern)), None)
+            why = next((text for pattern, text in self.source.table.reasons.items() if fnmatch(name, pattern)), None)
             if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
                 self._unset(name, text)
             elif not self._is_known(name):
                 if nearest := misspelt(name, self.source.table.like(name)):
                     flag = self.source.flag
-                    self.refuse(f"unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
+                    self.refuse(
+                        f"{self._file(name)}unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}"
+                    )
             elif keys := self._nulls.get(name):
                 self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
@@ -390,11 +397,3 @@ class Draft:
             ):
                 problem += f"; {self.label(name)}: {self._left[name]}"
         return report.with_way_out(problem)
-
-    def _translated(self, line: str) -> str:
-        """Return a mistake in a key of ours as one of the argument that it came from."""
-        text = line.removeprefix("config: ")
-        for key, name in self.origins.items():
-            if text.startswith(f"{key} "):
-                return f"{self.label(name)}: {text.removeprefix(key).strip()} ({key})"
-        return text

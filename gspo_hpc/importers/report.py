@@ -108,3 +108,12 @@ def with_way_out(problem: str) -> str:
     if "depends on a condition" not in problem:
         return problem
     return f"{problem}: put a line that decides it (NAME=value) before the condition"
+
+
+def translated(problem: str, labels: Mapping[str, str]) -> str:
+    """Return a mistake in a key of ours as one of the argument that it came from. `labels`: arguments by key."""
+    text = problem.removeprefix("config: ")
+    for key, label in labels.items():
+        if text.startswith(f"{key} "):
+            return f"{label}: {text.removeprefix(key).strip()} ({key})"
+    return text

@@ -13,6 +13,7 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.objective import corrections, groups, loss_types
+from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 
@@ -55,6 +56,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     parts.model(draft, "model")
     if (kind := draft.text("tuner_type") or "full") != "full":
         tuner(draft, kind, "lr", 1e-4)
+    else:
+        without_tuner(draft)
     draft.credit("optimizer.lr", "tuner_type")
     generation(draft)
     objective(draft)
@@ -268,6 +271,16 @@ def _batch(draft: Draft) -> int:
     draft.put("batch.global_batch_size", update, "global_batch_size")
     draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
     return update
+
+
+def without_tuner(draft: Draft) -> None:
+    """Tell of adapters to begin with where all weights are trained: the policy there does not have them either."""
+    if is_unset(draft.values.get("adapters")):
+        draft.sure("adapters", "")  # reports it
+    elif draft.given("adapters"):
+        text = "with tuner_type full the policy does not begin with them: merge them into the model if it is to"
+        draft.drop("adapters", text)
+        draft.assumed.append(f"{draft.label('adapters')}: {text}")
 
 
 def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:

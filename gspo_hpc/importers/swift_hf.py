@@ -33,6 +33,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     rate = 1e-4 if kind != "full" else 1e-5
     if kind != "full":
         swift.tuner(draft, kind, "learning_rate", rate)
+    else:
+        swift.without_tuner(draft)
     draft.credit("optimizer.lr", "tuner_type")
     swift.dtype(draft)
     swift.generation(draft)

@@ -30,6 +30,11 @@ class Table:
     on: frozenset[str]  # names that are on unless they are switched off: off is not what is absent here
     below: Mapping[str, frozenset[str]]  # pattern -> the names below it; without an entry, any name
 
+    @property
+    def read(self) -> frozenset[str]:
+        """The names whose value a converter reads, so that it says where the value is not known."""
+        return self.known - self.blank - self.reasons.keys()
+
     def has(self, name: str) -> bool:
         """Tell whether the project has an argument of this name."""
         found = name in self.known

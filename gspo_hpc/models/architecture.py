@@ -59,7 +59,8 @@ class Architecture:
     qk_norm: bool
     experts: Experts | None = None
     mixers: tuple[Mixer, ...] = ()  # of every layer; empty: grouped-query attention of the sizes above
-    vision_parameters: int = 0  # on the first pipeline stage
+    mlp_matrices: int = 3  # of an MLP that is no expert: two where it has no gate
+    first_parameters: int = 0  # on the first pipeline stage beside the embedding: what sees, learned positions
     about: str = ""  # what of the sizes is not exact
 
     def has_experts(self, layer: int) -> bool:
@@ -252,10 +253,9 @@ def counted(raw: dict[str, Any]) -> Architecture:
         from gspo_hpc.models import families  # only here: models that are trained do without
 
     text = families.text_part(raw)
-    tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     family = str((raw.get("architectures") or ["an unnamed architecture"])[0])
     try:
-        return _decoder(text, family, tie_word_embeddings=bool(tied), **families.extras(raw, known=family in SUPPORTED))
+        return _decoder(text, family, **families.extras(raw, known=family in SUPPORTED))
     except KeyError as error:
         raise ValueError(f"config.json: {error.args[0]} is missing") from None
 
@@ -263,9 +263,8 @@ def counted(raw: dict[str, Any]) -> Architecture:
 def _decoder(text: Mapping[str, Any], family: str, **known: Any) -> Architecture:
     """Return a decoder with the sizes that any family gives, and with what else is `known` of this one."""
     return Architecture(
-        **_sizes(text) | known,
+        **_sizes(text) | {"ffn_hidden_size": int(text.get("intermediate_size") or 0)} | known,
         family=family,
-        ffn_hidden_size=int(text.get("intermediate_size") or 0),
         rope=Rope(float(text.get("rope_theta") or 10000.0)),
         qkv_bias=False,
         qk_norm=False,

@@ -2,7 +2,8 @@
 
 Parameters are counted as transformers builds these models. Layers that only predict further tokens (MTP) are left out,
 as they are in training, and so are the correction biases of routers, which have no gradient. What a config.json of
-another family says is counted as a plain decoder with grouped-query attention; `about` names what is not exact then.
+another family says is counted as a plain decoder with grouped-query attention, and what families have without saying
+so is in decoders.py; `about` names what is not exact then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gspo_hpc.models import decoders
 from gspo_hpc.models.parts import Experts, Mixer
 
 Raw = Mapping[str, Any]
@@ -31,6 +33,7 @@ _QK_NORM = ("Qwen3",)
 _GATED = ("Qwen3Next", "Qwen3_5")  # attention whose output goes through a gate of the queries' size
 _OUTPUT_BIAS = ("GptOss", "Llama")  # where attention_bias is that of the output's matrix, too
 _VISION_QWEN2_5, _VISION_QWEN3 = ("qwen2_5_vl",), ("qwen3_vl", "qwen3_5")
+_DENSE_BESIDE = ("HunYuanMoE", "Llama4", "LongcatFlash")  # a mixture with an MLP of the family's inner size beside it
 _PATCH_CHANNELS = 3
 
 
@@ -49,18 +52,25 @@ def extras(raw: Raw, *, known: bool) -> dict[str, Any]:
     family, text = str((raw.get("architectures") or ["an unnamed architecture"])[0]), text_part(raw)
     layers = int(text["num_hidden_layers"])
     kinds = _layer_kinds(text, layers)
-    mixers = {kind: _mixer(text, family, kind) for kind in set(kinds)}
+    named = decoders.kind(raw, text)
+    mixers = {kind: _mixer(text, family, named, kind) for kind in set(kinds)}
     vision, seen = _vision(raw)
     return {
+        "tie_word_embeddings": decoders.tied(raw, text, named),
+        "ffn_hidden_size": decoders.inner_size(text, named),
+        "mlp_matrices": 2 if named in decoders.UNGATED else 3,
         "experts": _experts(text, family, layers),
         "mixers": tuple(mixers[kind] for kind in kinds),
-        "vision_parameters": vision,
-        "about": "; ".join(_inexact(family, known or family in EXACT, _slides(text, family, kinds), seen)),
+        "first_parameters": vision + decoders.first_parameters(text, named),
+        "about": "; ".join(
+            ([] if known or family in EXACT else [decoders.doubt(family, raw, text, named)])
+            + _uncounted(_slides(text, family, kinds), seen)
+        ),
     }
 
 
-def _inexact(family: str, exact: bool, slides: bool, all_parts: bool) -> list[str]:
-    found = [] if exact else [f"{family} is counted as a decoder with the sizes that its config.json gives"]
+def _uncounted(slides: bool, all_parts: bool) -> list[str]:
+    found = []
     if not all_parts:
         found.append("the parts that see or hear are not counted")
     if slides:
@@ -86,15 +96,17 @@ def _layer_kinds(text: Raw, layers: int) -> list[str]:
     return ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
 
 
-def _mixer(text: Raw, family: str, kind: str) -> Mixer:
+def _mixer(text: Raw, family: str, named: str, kind: str) -> Mixer:
     if kind == "linear_attention" and "linear_num_value_heads" in text:
         return _delta(text)
     if text.get("kv_lora_rank"):
         return _latent(text)
-    return _grouped(text, family)
+    if kind == "conv":
+        return _convolution(text)
+    return _grouped(text, family, named)
 
 
-def _grouped(text: Raw, family: str) -> Mixer:
+def _grouped(text: Raw, family: str, named: str) -> Mixer:
     """Count grouped-query attention, perhaps with biases, norms, a gate, or learned sinks."""
     hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
     groups, size = int(text.get("num_key_value_heads") or heads), int(text.get("head_dim") or hidden // heads)
@@ -104,10 +116,11 @@ def _grouped(text: Raw, family: str) -> Mixer:
     bias = bool(text.get("attention_bias")) or family.startswith(_QKV_BIAS)
     norms = 2 * size * (family.startswith(_QK_NORM) or bool(text.get("use_qk_norm")))
     sinks = heads * family.startswith("GptOss")
+    crossed = 4 * hidden * hidden * (named in decoders.CROSSED)
     return Mixer(
-        split=first * (hidden + bias) + queries * hidden + sinks,
+        split=first * (hidden + bias) + queries * hidden + sinks + crossed,
         whole=norms + hidden * (bias and family.startswith(_OUTPUT_BIAS)),
-        products=(first + queries) * hidden,
+        products=(first + queries) * hidden + crossed,
         scores=2 * queries,
         cache=2 * groups * size,
         cache_heads=groups,
@@ -155,25 +168,30 @@ def _delta(text: Raw) -> Mixer:
     )
 
 
+def _convolution(text: Raw) -> Mixer:
+    """Count a gated short convolution (LFM2): three products of a token, a filter of each channel, and an output."""
+    hidden = int(text["hidden_size"])
+    split = hidden * (4 * hidden + int(text.get("conv_L_cache") or 3))
+    return Mixer(split=split, whole=0, products=split, scores=0, cache=0, cache_heads=1, kept=6 * hidden)
+
+
 def _experts(text: Raw, family: str, layers: int) -> Experts | None:
     """Return the mixture, under the names of DeepSeek, GLM, Qwen, Mixtral and gpt-oss."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     count = next((text[name] for name in names if isinstance(text.get(name), int) and text[name] > 0), None)
-    if count is None:
+    if count is None or any(text.get(switch) is False for switch in ("is_moe", "enable_moe_block")):
         return None
     size = int(text.get("moe_intermediate_size") or text["intermediate_size"])
     shared = int(text.get("shared_expert_intermediate_size") or 0)
-    first, step = int(text.get("first_k_dense_replace") or 0), int(text.get("decoder_sparse_step") or 1)
-    every, without = int(text.get("moe_layer_freq") or 1), set(text.get("mlp_only_layers") or ())
-    dense = (i for i in range(layers) if i < first or i in without or (i + 1) % step or i % every)
+    other = int(text["intermediate_size"]) if family.startswith(_DENSE_BESIDE) else 0
     biased = family.startswith("GptOss")
     return Experts(
         count=count,
         top_k=int(text.get("num_experts_per_tok") or 1),
         ffn_hidden_size=size,
         normalize_top_k=bool(text.get("norm_topk_prob", True)),
-        shared_ffn_hidden_size=shared or int(text.get("n_shared_experts") or 0) * size,
-        dense_layers=tuple(dense),
+        shared_ffn_hidden_size=shared or other or int(text.get("n_shared_experts") or 0) * size,
+        dense_layers=decoders.dense_layers(text, layers),
         shared_gate=bool(shared),
         biases=(2 * size + int(text["hidden_size"])) * biased,
         router_biases=count * biased,

@@ -17,7 +17,7 @@ def per_token(arch: Architecture) -> int:
     """Forward operations of one token in all layers, but for the scores of attention and the output layer."""
     hidden, size = arch.hidden_size, arch.head_dim
     attention = 2 * hidden * size * (2 * arch.num_attention_heads + 2 * arch.num_key_value_heads)
-    dense = 6 * hidden * arch.ffn_hidden_size
+    dense = 2 * arch.mlp_matrices * hidden * arch.ffn_hidden_size
     total = 0
     for layer in range(arch.num_layers):
         total += 2 * arch.mixers[layer].products if arch.mixers else attention

@@ -101,11 +101,16 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
     "head_dim": ("kv_channels", "attention_head_dim", "d_head"),
-    "intermediate_size": ("n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_inner"),
+    "intermediate_size": ("n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_inner", "dff", "block_ff_dim"),
     "max_position_embeddings": (
         *("n_positions", "n_ctx", "max_seq_len", "model_max_length", "context_length", "max_target_positions"),
         *("max_sequence_length", "seq_length"),
     ),
+    "num_experts": ("moe_num_experts",),
+    "num_experts_per_tok": ("moe_k", "moe_topk", "num_experts_per_token"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+    "moe_intermediate_size": ("expert_ffn_hidden_size",),
+    "shared_expert_intermediate_size": ("shared_intermediate_size",),
 }
 _INNER = {  # of sections inside, as DBRX has them
     "num_key_value_heads": ("attn_config", "kv_n_heads"),

@@ -88,7 +88,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     if plan.config.algorithm.has_teacher and (note := plan.models.file(plan.config.algorithm.teacher).note):
         yield f"The teacher: {note}"
     if (arch := plan.architecture) is not None and arch.about:
-        yield f"The sizes of this model are about right: {arch.about}."
+        yield f"Not all of this model is counted exactly: {arch.about}."
     if samples_part_of_distribution(plan.config.rollout):
         yield (
             "rollout.top_p and rollout.top_k leave unlikely tokens out of the rollout. Ratios, gaps and entropy are "

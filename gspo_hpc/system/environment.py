@@ -9,6 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
+
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "gspo-hpc"  # Python's own variable; any text switches it on
 
 DEBUG = "GSPO_HPC_DEBUG"  # set by a user: a refused command also prints its traceback
 ATTEMPT = "GSPO_HPC_ATTEMPT"  # number of the attempt that a rank belongs to
@@ -36,6 +42,25 @@ def python(module: str, *words: str, interpreter: str = sys.executable) -> list[
     needs -P, and the processes that multiprocessing spawns inherit it.
     """
     return [interpreter, "-P", "-m", module, *words]
+
+
+def spawning() -> SpawnContext:
+    """Return multiprocessing's context for new interpreters, which do not import from the current folder either.
+
+    They inherit -P. Where this process has none, as that of the command gspo-hpc, they get the variable that means the
+    same, and so does multiprocessing's resource tracker; :func:`spawned` takes it out again.
+    """
+    if not sys.flags.safe_path:
+        os.environ[_SAFE_PATH] = _OURS
+    import multiprocessing  # only here: most commands spawn nothing
+
+    return multiprocessing.get_context("spawn")
+
+
+def spawned() -> None:
+    """Take out the variable that :func:`spawning` set: what a user's code starts is as it would be without it."""
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]
 
 
 def importing() -> dict[str, str]:

@@ -138,11 +138,20 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
         after = scope.values
         if scope.arguments != given:  # in which of the rounds, and whether there is one, is not known
             scope.arguments = (REST,)
-        more = [key for key in started | after if key not in lost and started.get(key) != after.get(key)]
+        more = [
+            key
+            for key in started | after
+            if started.get(key) != after.get(key)
+            and (key not in lost or not isinstance(lost[key], Unknown | Reference))
+            and not (key in lost and scope.goes_on(key, started[key], after.get(key)))
+        ]
         if not more and scope.arguments == begun:
             break
         del reader.found[counts[0] :], reader.possible[counts[1] :]
-        lost |= {key: Reference("") if isinstance(after.get(key), Reference) else changes for key in more}
+        for key in more:  # a list that only grows keeps what it began with
+            grows = key not in lost and scope.goes_on(key, started.get(key), after.get(key))
+            kept = scope.growing(key, started[key], after[key], changes.why) if grows else changes
+            lost[key] = Reference("") if isinstance(after.get(key), Reference) else kept
         started, begun = before | lost, scope.arguments
         scope.values = dict(started)
         _round(reader, body)

@@ -253,8 +253,26 @@ class Scope:
         unknown = Unknown(why, tuple(dict.fromkeys(word for words in may for word in words)))
         if kept is None:
             return unknown
-        self.partly[name] = unknown
+        held = self.partly.get(name, unknown)  # of an earlier ${NAME} in the same value
+        self.partly[name] = Unknown(why, tuple(dict.fromkeys((*held.might, *unknown.might))))
         return kept
+
+    def growing(self, name: str, before: Value, after: Value, why: str) -> Value:
+        """Return a list, or a text of words, that a loop may have made longer: what it began with, and ${NAME}."""
+        return self._differing(name, (before, after), why)
+
+    def goes_on(self, name: str, before: Value | None, after: Value | None) -> bool:
+        """Tell whether a list or a text has only got further words at its end; notes them, if it had before."""
+        if isinstance(before, tuple) and isinstance(after, tuple):
+            grew, more = bool(before) and after[: len(before)] == before, after[len(before) :]
+        elif isinstance(before, str) and isinstance(after, str):
+            rest = after.removeprefix(before)
+            grew, more = bool(before) and after.startswith(f"{before} "), tuple(rest.split())
+        else:
+            return False
+        if grew and (unknown := self.partly.get(name)):
+            self.partly[name] = Unknown(unknown.why, tuple(dict.fromkeys((*unknown.might, *more))))
+        return grew
 
 
 def _words(value: Value) -> tuple[str, ...]:

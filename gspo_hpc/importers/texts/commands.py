@@ -12,8 +12,8 @@ from typing import Any
 from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import flatten, options
-from gspo_hpc.importers.scripts.expansion.splitting import Open
-from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
+from gspo_hpc.importers.scripts.expansion import open_words
+from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
@@ -21,7 +21,6 @@ from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
 _NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
-_VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
 _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
@@ -35,8 +34,6 @@ _TOOLS = set(
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 _REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
-_UNSET_WORD = "not set in the script; what it adds is not known"
-_WRITTEN_WORD = "known only when the script runs; what it adds is not known"
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
@@ -238,19 +235,19 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         variables[name] = str(value[0] if isinstance(value, list) else value)
     notes: list[str] = []
     left: dict[str, str] = {}
-    might: dict[str, tuple[str, ...]] = {}
+    might, places = dict[str, tuple[str, ...]](), dict[str, str]()
     if source == "verl":
         variables["entry"] = words[first - 1] if first else ""
-        values = _overrides(words[first:], variables, left, place, command.files)
+        values = _overrides(words[first:], variables, left, places, place, command.files)
     else:
         values, before = options(words[first:])
-        _positional(source, values, before, variables, left, place, command.files)
-    for word in [word for word in left if left[word] == _UNSET_WORD]:
-        variable = match[1] if (match := _VARIABLE.fullmatch(word)) else ""
+        _positional(source, values, before, variables, left, places, place, command.files, command.might)
+    for word in [word for word in left if left[word] == open_words.UNSET]:
+        variable = match[1] if (match := open_words.VARIABLE.fullmatch(word)) else ""
         if why := command.unknown.get(variable):
             left[word] = f"${variable} {why}; what it adds is not known"
         elif "$(" in word:
-            left[word] = _WRITTEN_WORD
+            left[word] = open_words.WRITTEN
         notes.append(f"{word}: {left[word]}")
         words_of = command.might.get(variable, ())
         lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]
@@ -267,6 +264,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
                 raise ValueError(f"--config {' '.join(map(str, given))}: TRL reads one file, and no words after it")
             theirs = documents.named(place, str(given), command.files)
             documents.refuse_misspelt(str(given), theirs, source)
+            places |= dict.fromkeys(theirs.keys() - values, str(given))
             values = theirs | values
             left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
         for name in ("config_file", "accelerate_config"):
@@ -277,7 +275,9 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
                     launcher.pop(name, None)
                 variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
         variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
-    return Found(source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might)
+    return Found(
+        source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might, places=places
+    )
 
 
 def _accelerate(
@@ -305,8 +305,10 @@ def _positional(
     before: list[str],
     variables: dict[str, str],
     left: dict[str, str],
+    places: dict[str, str],
     place: Path,
     written: Mapping[str, str | None],
+    might: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Read the words of a command line that belong to no option, and the YAML that it names."""
     if source.startswith("swift") and isinstance(values.get("config"), str):
@@ -315,36 +317,26 @@ def _positional(
         if source.startswith("swift") and word.endswith((".yaml", ".yml")):
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             documents.refuse_misspelt(word, given, source)
+            places |= dict.fromkeys(given.keys() - values, word)
             values |= {name: value for name, value in given.items() if name not in values}
             variables |= {name: value for name, value in set_there.items() if name not in variables}
             left |= in_vain
         elif is_unset(word):
-            left[word] = _UNSET_WORD
+            left[word] = open_words.UNSET
         elif word:
             left[word] = "no argument"
-    for name, value in list(values.items()):  # words that are not known, after a value: no second value of it
-        if isinstance(value, list) and (lost := [word for word in value[1:] if _may_be_options(word)]):
-            left |= dict.fromkeys(lost, _UNSET_WORD)
-            kept = [word for word in value if word not in lost]
-            values[name] = kept[0] if len(kept) == 1 else kept
-
-
-def _may_be_options(word: str) -> bool:
-    """Tell whether a word after the value of an option may be further options: one that is not known as a whole.
-
-    Without quotes it may be any number of words. One in quotes is a value, but for a variable, as in ``"$EXTRA"``.
-    """
-    return _VARIABLE.fullmatch(word) is not None or (isinstance(word, Open) and may_be_empty(word))
+    open_words.apart(values, left, tables.load(source).read, might)
 
 
 def _overrides(
     words: tuple[str, ...],
     variables: dict[str, str],
     left: dict[str, str],
+    places: dict[str, str],
     place: Path,
     written: Mapping[str, str | None],
 ) -> dict[str, Any]:
-    """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, and why."""
+    """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, `places` those of a file."""
     values: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
@@ -367,11 +359,13 @@ def _overrides(
                 variables["added"] = f"{variables.get('added', '')} {name.lstrip('+')}"
             values |= _override(name.lstrip("+"), value)
         elif is_unset(word):
-            left[word] = _UNSET_WORD
+            left[word] = open_words.UNSET
         elif word.strip():
             raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
     given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
-    return documents.resolved(documents.hydra_file(given, variables, left, place, written) | values, variables)
+    path, theirs = documents.hydra_file(given, variables, left, place, written)
+    places |= dict.fromkeys(theirs.keys() - values, path)
+    return documents.resolved(theirs | values, variables)
 
 
 def _override(name: str, value: str) -> dict[str, Any]:

@@ -200,14 +200,14 @@ def hydra_file(
     left: dict[str, str],
     place: Path,
     written: Mapping[str, str | None],
-) -> dict[str, Any]:
-    """Return what the file that Hydra's flags name sets; nothing for verl's own, whose defaults are known."""
+) -> tuple[str, dict[str, Any]]:
+    """Return the file that Hydra's flags name, and what it sets: nothing for verl's own, whose defaults are known."""
     name = given.get("--config-name", VERLS_OWN[0]).removesuffix(".yaml")
     folder = given.get("--config-path", given.get("--config-dir", "config"))
     flags = " ".join(f"{flag} {value}" for flag, value in given.items())
     if name in VERLS_OWN and _is_own(folder):
         left |= {flags: "verl's own: its defaults are known"} if flags else {}
-        return {}
+        return name, {}
     path = f"{folder}/{name}.yaml"
     if is_unset(name) or text_of(place, path, written) is None:
         raise ValueError(
@@ -219,7 +219,7 @@ def hydra_file(
     left[flags] = f"{path} is read, and its arguments are taken as part of the command"
     values = verl_values(raw)
     refuse_misspelt(path, values, "verl")
-    return chosen | values
+    return path, chosen | values
 
 
 def refuse_misspelt(path: str, values: Mapping[str, Any], source: str) -> None:

@@ -24,3 +24,4 @@ class Found(NamedTuple):
     doubts: tuple[str, ...] = ()  # places of a Python file that may change any argument
     doubted: frozenset[str] = frozenset()  # arguments that they may change
     might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> the values that it may give them
+    places: Mapping[str, str] = {}  # arguments that a file which the command names gives -> that file

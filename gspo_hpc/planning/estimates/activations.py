@@ -22,6 +22,7 @@ IMBALANCE = 1.2
 
 _ROPE = 4  # sines and cosines, for queries and for keys, are kept by every layer
 _HALVES = 2  # of an MLP's first product, in inner sizes
+_UNGATED = 2  # without a gate: the first product, and what the activation makes of it
 _PRODUCT = 1  # of the halves, which the second matrix takes
 _INTO_ATTENTION, _INTO_MLP = frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"})
 _FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, and a copy of the other
@@ -88,7 +89,8 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
             0.0,
         )
     if not arch.has_experts(number):
-        return Layer(norms, outputs, attention, core, (_HALVES + gated) * arch.ffn_hidden_size / tp, 0.0, 0.0)
+        inner = _HALVES + gated if arch.mlp_matrices == 3 else _UNGATED
+        return Layer(norms, outputs, attention, core, inner * arch.ffn_hidden_size / tp, 0.0, 0.0)
     mixture = arch.experts
     assert mixture is not None
     etp = parallel.expert_tensor_parallel_size or tp
@@ -182,7 +184,9 @@ def working(arch: Architecture, config: Config, *, saved: bool = True) -> float:
     """
     tp, mixture = config.parallel.tensor_model_parallel_size, arch.experts
     own = 1 / tp if config.parallel.sequence_parallel else 1.0
-    halves = 6 if adapters.targets(config) & _INTO_MLP else 4  # the product of a frozen weight, an adapter's, their sum
+    halves = 2 * (arch.mlp_matrices - 1)
+    if adapters.targets(config) & _INTO_MLP:  # the product of a frozen weight, an adapter's, their sum
+        halves = 6
     widest = max(halves * arch.ffn_hidden_size, 2 * arch.num_attention_heads * arch.head_dim) / tp
     routing = 0.0
     if mixture is not None:

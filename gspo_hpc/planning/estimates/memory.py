@@ -314,7 +314,7 @@ def _loading(arch: Architecture, config: Config) -> int:
 def _largest_parameter(arch: Architecture, ranks: int = 1) -> int:
     """Return its elements, with those that make the rows of a vocabulary equally many on all `ranks`."""
     heads, vocabulary = arch.num_attention_heads + 2 * arch.num_key_value_heads, -(-arch.vocab_size // ranks) * ranks
-    return arch.hidden_size * max(vocabulary, 2 * arch.ffn_hidden_size, heads * arch.head_dim)
+    return arch.hidden_size * max(vocabulary, (arch.mlp_matrices - 1) * arch.ffn_hidden_size, heads * arch.head_dim)
 
 
 def _transit(config: Config, state: parameters.Bytes) -> int:

@@ -150,11 +150,12 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
     layers, shapes = layers_of(arch, config, stage), set[tuple[int, int]]()
     if not arch.mixers:
         shapes |= {((queries + 2 * arch.num_key_value_heads * arch.head_dim) // tp, hidden), (hidden, queries // tp)}
-    widths = {arch.ffn_hidden_size // tp for layer in layers if not arch.has_experts(layer)}
+    inner = {(arch.mlp_matrices - 1, arch.ffn_hidden_size // tp) for layer in layers if not arch.has_experts(layer)}
     if arch.experts is not None and any(map(arch.has_experts, layers)):
-        widths |= {arch.experts.ffn_hidden_size // (etp or tp), arch.experts.shared_ffn_hidden_size // tp} - {0}
-    for width in widths:
-        shapes |= {(2 * width, hidden), (hidden, width)}
+        widths = {arch.experts.ffn_hidden_size // (etp or tp), arch.experts.shared_ffn_hidden_size // tp} - {0}
+        inner |= {(2, width) for width in widths}
+    for first, width in inner:
+        shapes |= {(first * width, hidden), (hidden, width)}
     elements = sum(map(math.prod, shapes))
     if arch.mixers:  # all that ranks cut of a layer, of each kind
         elements += sum({arch.mixers[layer].split // tp for layer in layers})
@@ -316,7 +317,7 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
         mixing = sum(arch.mixers[layer].split // tp + arch.mixers[layer].whole + 2 * hidden for layer in layers)
     mixed = sum(map(arch.has_experts, layers)) if arch.experts is not None else 0
     plain = len(layers) - mixed
-    total = Count(mixing + 3 * hidden * arch.ffn_hidden_size // tp * plain, 0)
+    total = Count(mixing + arch.mlp_matrices * hidden * arch.ffn_hidden_size // tp * plain, 0)
     if experts := arch.experts:
         gate = hidden * (experts.shared_gate and bool(experts.shared_ffn_hidden_size))
         shared = 3 * hidden * experts.shared_ffn_hidden_size // tp + gate
@@ -326,10 +327,10 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
 
 
 def _ends(arch: Architecture, tp: int, *, first: bool, last: bool) -> Count:
-    """Count embedding, head, its norm, and the part that sees. A tied head on a stage of its own is a copy."""
+    """Count embedding, head, its norm, and what else is on the first stage. A tied head of its own stage is a copy."""
     vocabulary = -(-arch.vocab_size // tp) * arch.hidden_size  # padded, so that ranks have equally many rows
     heads = int(last and not (arch.tie_word_embeddings and first))
-    return Count(vocabulary * (first + heads) + arch.hidden_size * last + arch.vision_parameters * first, 0)
+    return Count(vocabulary * (first + heads) + arch.hidden_size * last + arch.first_parameters * first, 0)
 
 
 def waiting_vocabulary(arch: Architecture) -> int:

@@ -58,3 +58,22 @@ def test_adapters_that_are_not_known_are_told() -> None:
     assert found.config.adapter.type == "lora"
     assert any(given.startswith("--adapters") for given in found.open)
     assert any(line.startswith("--adapters") for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "command", ["swift rlhf --tuner_type full", "megatron rlhf", "megatron rlhf --tuner_type full"]
+)
+@pytest.mark.parametrize("demand", ["colon", "test", "case"])
+def test_adapters_that_are_demanded_beside_a_full_tuner_are_not_known(command: str, demand: str) -> None:
+    run = RUN.replace("swift rlhf", command).replace("--gradient_accumulation_steps 8", "--global_batch_size 64")
+    run = run if "megatron" in command else RUN.replace("swift rlhf", command)
+    found = convert(f'A="${{A:-}}"\n{DEMANDS[demand]}\n{run} --adapters "$A"', name="run.sh")
+    (item,) = [item for item in found.left if item.name == "adapters"]
+    assert "has to be given to the script (line" in item.why and "--adapters $A" in found.open
+
+
+def test_adapters_beside_a_full_tuner_are_told() -> None:
+    found = convert(f"{RUN} --tuner_type full --adapters out/ckpt", name="run.sh")
+    (item,) = [item for item in found.left if item.name == "adapters"]
+    assert "the policy does not begin with them" in item.why
+    assert any(line.startswith("--adapters out/ckpt") for line in found.assumed)

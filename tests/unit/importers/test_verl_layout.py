@@ -211,3 +211,31 @@ def test_the_kernels_of_attention_are_carried_over(run: str, given: str, kernels
     told = [item for item in found.left if item.name.rpartition(".")[2] in ("attention_backend", "attn_implementation")]
     assert (len(carried), len(told)) == ((1, 0) if kernels else (0, 1))
     assert all("attention_backend" in item.why for item in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("actor_rollout_ref: {actor: {frobnicate: 7}}", "actor_rollout_ref.actor.frobnicate=7"),
+        ("trainer: {whatever: 3}", "trainer.whatever=3"),
+    ],
+)
+def test_an_unknown_argument_is_told_with_the_yaml_that_gives_it(tmp_path: Path, given: str, told: str) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "own.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{given}\n")
+    run = f"{RUN} --config-path=config --config-name=own"
+    found = convert(run, folder=tmp_path, name="run.sh")
+    assert [item.given for item in found.strange] == [f"config/own.yaml: {told}"]
+    assert any(line.startswith(f"config/own.yaml: {told} is no known argument") for line in found.assumed)
+    name, _, value = told.partition("=")
+    overridden = convert(f"{run} {name}={value}", folder=tmp_path, name="run.sh")  # by the command itself
+    assert [item.given for item in overridden.strange] == [told]
+
+
+def test_a_mistake_in_the_yaml_that_hydra_reads_is_told_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    run = f"{RUN} --config-path=config --config-name=own"
+    for given in ("actor_rollout_ref.actor.ppo_epochs: x", "actor_rollout_ref.actor.optim.lr: -1"):
+        (tmp_path / "config" / "own.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{given}\n")
+        with pytest.raises(ValueError, match=rf"^config/own\.yaml: {given.partition(':')[0]}="):
+            convert(run, folder=tmp_path, name="run.sh")

@@ -62,3 +62,69 @@ def test_a_word_in_quotes_and_a_part_of_a_word_are_values() -> None:
     (dataset,) = [item for item in found.left if item.name == "dataset"]
     assert dataset.given.startswith("--dataset $(pwd)/a.jsonl $(pwd)/b.jsonl $(ls")
     assert not any("what it adds" in item.why for item in found.left)
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "told"),
+    [
+        ("", "$(cat extra.txt)", True),
+        ("", "$(sed s/x/y/ extra.txt)", True),
+        ("EXTRA=($(cat extra.txt))\n", '"${EXTRA[@]}"', True),
+        ("EXTRA=()\n[ -f x ] && EXTRA+=(--beta 0.5)\n", '"${EXTRA[@]}"', True),
+        ("", "$(date +%s)", False),
+        ("", '"$(cat extra.txt)"', False),
+        ("EXTRA=true\n", "$EXTRA", False),
+    ],
+)
+def test_the_first_word_after_a_switch_may_be_further_options(before: str, word: str, told: bool) -> None:
+    """`--log_completions` takes no value as a rule, so what follows it may be anything."""
+    found = convert(before + TRL.format("", f"--log_completions {word}"), name="run.sh")
+    added = [item.given for item in found.left if item.why.endswith("what it adds is not known")]
+    assert bool(added) == told and {*added} <= {*found.open}
+    assert any(item.name == "log_completions" for item in found.left)
+
+
+def test_options_that_a_list_may_add_are_no_value_of_the_one_at_its_end() -> None:
+    script = f'A=(--log_completions)\n[ -f x ] && A+=(--beta 0.5)\n{TRL.format("", "")} "${{A[@]}}"'
+    given = {item.name: item.given for item in convert(script, name="run.sh").left}
+    assert given["log_completions"] == "log_completions=true" and given["beta"] == "beta=${A}"
+
+
+LISTS = {
+    "array": ("A=(--beta 0.1 --epsilon 0.3)", "A+=({})", '"${A[@]}"'),
+    "array again": ("A=(--beta 0.1 --epsilon 0.3)", 'A=("${{A[@]}}" {})', '"${A[@]}"'),
+    "text": ('A="--beta 0.1 --epsilon 0.3"', 'A="$A {}"', "$A"),
+    "text added to": ('A="--beta 0.1 --epsilon 0.3"', 'A+=" {}"', "$A"),
+}
+LOOPS = {
+    "files": "for f in $(ls cfg); do {}; done",
+    "lines": "while read -r f; do {}; done < extra.txt",
+    "until": "until probe; do {}; done",
+    "nested": "for d in $(ls cfg); do for f in $(ls $d); do {}; done; done",
+}
+
+
+@pytest.mark.parametrize(("begins", "adds", "word"), LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_list_that_a_loop_makes_longer_keeps_what_it_began_with(loop: str, begins: str, adds: str, word: str) -> None:
+    script = f"{begins}\n{loop.format(adds.format('--epsilon $f'))}\n{TRL.format('', word)}"
+    found = convert(script, name="run.sh")
+    assert found.config.algorithm.kl_beta == 0.1
+    assert any(item.why.endswith("changes in the loop of line 2; what it adds is not known") for item in found.left)
+    assert any(given.startswith("epsilon") for given in found.open)  # the loop may give it another value
+
+
+@pytest.mark.parametrize(
+    "body", ["A=(--beta 0.2)", 'A=("${A[@]:2}")', 'A=(--x "${A[@]}")', "A[1]=0.5", "unset A", "f A"]
+)
+def test_a_list_that_a_loop_changes_otherwise_is_not_known(body: str) -> None:
+    script = f"f() {{ read -ra $1; }}\nA=(--beta 0.1)\nfor g in $(ls); do A+=(--epsilon 0.3); {body}; done\n"
+    found = convert(script + TRL.format("", '"${A[@]}"'), name="run.sh")
+    assert "beta" not in {item.name for item in found.carried}
+
+
+def test_what_several_conditions_may_add_is_told_of_each() -> None:
+    added = "[ -f a ] && A+=(--beta 0.5)\n[ -f b ] && A+=(--epsilon 0.9)\n"
+    script = f'A=(--beta 0.1 --epsilon 0.3)\n{added}{TRL.format("", "")} "${{A[@]}}"'
+    found = convert(script, name="run.sh")
+    assert {"beta=${A}", "epsilon=${A}"} <= {*found.open}

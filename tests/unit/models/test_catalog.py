@@ -94,7 +94,7 @@ def left_out(name: str, arch: architecture.Architecture) -> int:
     experts = arch.experts.count if arch.experts is not None and name in CORRECTED else 0
     found = experts * sum(map(arch.has_experts, range(arch.num_layers)))
     if name in WITH_MTP:  # one more layer as the last one is, two norms before and one behind a matrix
-        layer = replace(arch, num_layers=1, mixers=arch.mixers[last:], vocab_size=0, vision_parameters=0)
+        layer = replace(arch, num_layers=1, mixers=arch.mixers[last:], vocab_size=0, first_parameters=0)
         if layer.experts is not None:
             layer = replace(layer, experts=replace(layer.experts, dense_layers=()))
         ends = 2 * arch.vocab_size * hidden if name.startswith("GLM") else 0  # an embedding and a head of its own
