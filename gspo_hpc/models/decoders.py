@@ -1,4 +1,4 @@
-"""What the config.json of a family of decoders does not say: gates of MLPs, tied heads, tables of positions.
+"""Traits of families of decoders that their config.json does not say: gates of MLPs, tied heads, learned positions.
 
 A family is a model_type of transformers. tests/torch/models/test_decoder_counts.py builds every one of them and holds
 these tables against it. A family that is in none of them is counted as a Llama, and :func:`doubt` says so.

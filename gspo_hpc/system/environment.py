@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
-
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "gspo-hpc"  # Python's own variable; any text switches it on
 
 DEBUG = "GSPO_HPC_DEBUG"  # set by a user: a refused command also prints its traceback
 ATTEMPT = "GSPO_HPC_ATTEMPT"  # number of the attempt that a rank belongs to
@@ -28,6 +26,9 @@ ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to fi
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine
 JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, in seconds since the epoch
 KILLED = "GSPO_HPC_KILLED"  # exit status of the supervisor before this one, if a signal ended it
+
+
+_by_us = "gspo-hpc"  # the text of PYTHONSAFEPATH where it was not set before
 
 
 def import_root() -> Path:
@@ -51,7 +52,7 @@ def spawning() -> SpawnContext:
     same, and so does multiprocessing's resource tracker; :func:`spawned` takes it out again.
     """
     if not sys.flags.safe_path:
-        os.environ[_SAFE_PATH] = _OURS
+        os.environ["PYTHONSAFEPATH"] = _by_us  # any text switches it on
     import multiprocessing  # only here: most commands spawn nothing
 
     return multiprocessing.get_context("spawn")
@@ -59,8 +60,8 @@ def spawning() -> SpawnContext:
 
 def spawned() -> None:
     """Take out the variable that :func:`spawning` set: what a user's code starts is as it would be without it."""
-    if os.environ.get(_SAFE_PATH) == _OURS:
-        del os.environ[_SAFE_PATH]
+    if os.environ.get("PYTHONSAFEPATH") == _by_us:
+        del os.environ["PYTHONSAFEPATH"]
 
 
 def importing() -> dict[str, str]:
