@@ -102,6 +102,11 @@ class Data(Section):
         {}, "Further variables of the chat template, such as {enable_thinking: false} for Qwen3."
     )
     shuffle: bool = key(True, "Shuffle the prompts in every pass over the data.")
+    no_resampling_pass_rate: Share | None = key(
+        None,
+        "Retire a prompt once this share of the completions of its group, or more, is right (more than half a mark of "
+        "eval.reward): later epochs do not sample it again. ScaleRL has 0.9; the default is never.",
+    )
     overlong: Literal["error", "drop", "truncate_left"] = key(
         "error", "What to do with prompts that are longer than rollout.max_prompt_length."
     )

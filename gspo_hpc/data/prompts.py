@@ -10,7 +10,7 @@ import heapq
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,14 @@ import numpy.typing as npt
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.retired import Retired, Retirement
 from gspo_hpc.data.rows import Messages, Row, listed
 from gspo_hpc.system.progress import mark
 
 log = logging.getLogger(__name__)
 
+NONE_RETIRED = Retired()
+_Key = tuple[tuple[int, ...], tuple[Retirement, ...]]  # retired prompts that each epoch leaves out, and which
 _AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
 
 
@@ -107,42 +110,48 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a prompt stream: `offset` prompts of `epoch` have been taken."""
+    """A position in a prompt stream: `offset` places of `epoch` are behind it; `retired` prompts are not taken."""
 
     epoch: int = 0
     offset: int = 0
+    retired: Retired = NONE_RETIRED
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the position as plain JSON."""
-        return asdict(self)
+        raw: dict[str, Any] = {"epoch": self.epoch, "offset": self.offset}
+        return raw | {"retired": self.retired.to_dict()} if self.retired else raw
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         """Return the position that :meth:`to_dict` wrote. Raises ValueError for anything else."""
         epoch, offset = raw.get("epoch"), raw.get("offset")
-        if set(raw) != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
+        if {*raw} - {"retired"} != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
             raise ValueError(f"this is not a position in the prompts: {dict(raw)!r}")
         if epoch < 0 or offset < 0:
             raise ValueError(f"epoch and offset of a position must be 0 or more: {dict(raw)!r}")
-        return cls(epoch, offset)
+        return cls(epoch, offset, Retired.from_dict(raw["retired"]) if "retired" in raw else NONE_RETIRED)
 
 
 @dataclass(eq=False)
 class PromptStream:
     """An endless order of `num_prompts` indices: every epoch visits each once, in an order of its own if shuffled.
 
-    The order is a function of the four fields alone, so a position is all that a resumed run needs. A rollout may take
-    its prompts across the end of an epoch. So that none of them comes twice in it, the first `window` places of an
-    epoch are drawn without the prompts that came less than `window` places before (a shuffle with a waiting time).
-    `window` is therefore the largest number that can be taken without one of them twice. Raises ValueError if it
-    exceeds `num_prompts`.
+    The order is a function of the fields alone, and of the prompts that are retired, so a position is all that a
+    resumed run needs. A rollout may take its prompts across the end of an epoch. So that none of them comes twice in
+    it, the first `window` places of an epoch are drawn without the prompts that came less than `window` places before
+    (a shuffle with a waiting time). `window` is therefore the largest number that can be taken without one of them
+    twice. Raises ValueError if it exceeds `num_prompts`.
+
+    Where prompts are retired, places are counted among those that are left. As these become fewer, the window shrinks
+    to half of them, but not below `least` (by default `window`), which is as many as a rollout trains on.
     """
 
     num_prompts: int
     seed: int
     shuffle: bool
     window: int
-    _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)  # of two epochs
+    least: int | None = None
+    _orders: dict[_Key, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)  # of two epochs
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= self.num_prompts:
@@ -156,32 +165,58 @@ class PromptStream:
     def take(self, position: Position, n: int) -> tuple[list[int], Position]:
         """Return the next `n` indices into the list of prompts, and the position behind them.
 
-        They are all different if they are no more than `window`.
+        They are all different if they are no more than the window. Raises ValueError if all prompts are retired.
         """
+        retired = position.retired
         epoch, offset = position.epoch, position.offset
         if epoch < 0 or not 0 <= offset < self.num_prompts:
             raise ValueError(f"{position} lies outside the data, which has {self.num_prompts} prompts: has it changed?")
+        gone = retired.mask(self.num_prompts)
+        if gone.all():
+            raise ValueError(f"all {self.num_prompts} prompts are retired: none is left to be sampled")
         taken: list[int] = []
         while len(taken) < n:
-            found = self.order(epoch)[offset : offset + n - len(taken)].tolist()
-            taken += found
-            offset += len(found)
-            if offset == self.num_prompts:
+            order = self._order(epoch, retired, position.epoch)
+            places = offset + np.flatnonzero(~gone[order[offset:]])[: n - len(taken)]
+            taken += order[places].tolist()
+            offset = len(order) if len(taken) < n else int(places[-1]) + 1
+            if offset == len(order):
                 epoch, offset = epoch + 1, 0
-        return taken, Position(epoch, offset)
+        return taken, Position(epoch, offset, retired.entered(epoch, position.epoch))
+
+    def left(self, retired: Retired) -> int:
+        """Return the number of prompts that are not retired."""
+        return self.num_prompts - len(retired)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of one epoch, [num_prompts] int64; it is derived from the orders of all epochs before."""
+        """Return the order of one epoch without retired prompts, [num_prompts] int64.
+
+        It is derived from the orders of all epochs before.
+        """
+        return self._order(epoch, NONE_RETIRED, epoch)
+
+    def _order(self, epoch: int, retired: Retired, begun: int) -> npt.NDArray[np.int64]:
+        """Return the order of one epoch, where `begun` is the newest epoch of which a rollout has used prompts up."""
+        left_out = [retired.left_out(number, begun) for number in range(epoch + 1)]
         if not self.shuffle:
-            return np.arange(self.num_prompts)
-        if epoch not in self._orders:
-            number = max((known for known in self._orders if known < epoch), default=0)
-            self._orders = {number: self._orders.get(number, self._drawn(0))}
-            while number < epoch:  # two are kept, because a rollout may take from both, more than once
-                self._orders = {number: self._orders[number]}
-                self._orders[number + 1] = _after(self._orders[number], self._drawn(number + 1), self.window)
-                number += 1
-        return self._orders[epoch]
+            return np.flatnonzero(~retired.mask(self.num_prompts, left_out[epoch]))
+
+        def key(number: int) -> _Key:
+            return tuple(left_out[: number + 1]), retired.prompts[: left_out[number]]
+
+        number = next((one for one in range(epoch, -1, -1) if key(one) in self._orders), 0)
+        self._orders.setdefault(key(0), self._drawn(0))
+        while number < epoch:  # two are kept, because a rollout may take from both, more than once
+            before = self._orders[key(number)]
+            number += 1
+            previous = before[~retired.mask(self.num_prompts, left_out[number])[before]]
+            least = self.window if self.least is None else self.least
+            window = min(self.window, max(least, len(previous) // 2), len(previous))
+            self._orders = {
+                key(number - 1): before,
+                key(number): _after(previous, self._drawn(number), window),
+            }
+        return self._orders[key(epoch)]
 
     def _drawn(self, epoch: int) -> npt.NDArray[np.int64]:
         # Ranks of raw random words: unlike Generator.permutation, numpy promises these for all its versions.
@@ -189,18 +224,19 @@ class PromptStream:
 
 
 def _after(previous: npt.NDArray[np.int64], drawn: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
-    """Return `drawn`, reordered so that nothing recurs sooner than `window` places after its place in `previous`.
+    """Return the prompts of `previous` in the order of `drawn`, which may have more, but for a waiting time.
 
-    Place 0 may hold any but the last window - 1 of `previous`; each further place sets one more of those free. Of
-    those that may come, the one that `drawn` has first comes first.
+    Nothing recurs sooner than `window` places after its place in `previous`: place 0 may hold any but the last
+    window - 1 of `previous`; each further place sets one more of those free. Of those that may come, the one that
+    `drawn` has first comes first.
     """
     rank = np.argsort(drawn)  # each prompt's rank in `drawn`
     free = len(previous) - window + 1
     waiting = rank[previous[:free]].tolist()
     heapq.heapify(waiting)
     later = iter(rank[previous[free:]].tolist())
-    order = np.empty_like(drawn)
-    for place in range(len(drawn)):
+    order = np.empty_like(previous)
+    for place in range(len(previous)):
         order[place] = heapq.heappop(waiting)
         if (freed := next(later, None)) is not None:
             heapq.heappush(waiting, freed)

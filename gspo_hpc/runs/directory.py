@@ -46,6 +46,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.retired = self.path / "retired.jsonl"  # prompts that are no longer sampled
         self.experts = self.path / "experts.json"  # tokens of each expert in the latest update
         self.record = self.path / "record"  # samples of some steps, token by token; see sample_record
         self.report = self.path / "report.html"
@@ -122,25 +123,22 @@ class RunDir:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the records of metrics.jsonl without a torn last line; ValueError where another line is no record."""
-        return [record for record, _ in self._metric_lines()]
+        return [record for record, _ in _lines_of_steps(self.metrics)]
 
     def truncate_metrics(self, after_step: int) -> None:
-        """Drop, atomically, the records of steps above `after_step` and a torn last line."""
-        lines = [line for record, line in self._metric_lines() if record["step"] <= after_step]
-        if self.metrics.exists():
-            write_atomically(self.metrics, b"".join(line + b"\n" for line in lines))
+        """Drop, atomically, the records of steps above `after_step` and a torn last line; of retired.jsonl, too."""
+        for path in (self.metrics, self.retired):
+            lines = [line for record, line in _lines_of_steps(path) if record["step"] <= after_step]
+            if path.exists():
+                write_atomically(path, b"".join(line + b"\n" for line in lines))
 
     def append_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append completions to look at (step, phase, prompt, ...) to samples.jsonl, one line each."""
         append_lines(self.samples, rows)
 
-    def _metric_lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        for number, (record, line) in enumerate(read_lines(self.metrics), 1):
-            if type(record.get("step")) is not int:
-                raise ValueError(
-                    f"{self.metrics}:{number}: has no whole number `step`; the file was changed from outside"
-                )
-            yield record, line
+    def append_retired(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append prompts that are no longer sampled (step, row, pass_rate, ...) to retired.jsonl, one line each."""
+        append_lines(self.retired, rows)
 
     def attempt_folders(self) -> list[Path]:
         """Return attempts/NNNN, oldest first."""
@@ -258,7 +256,7 @@ def _begin_anew(run: RunDir, config: Config) -> None:
     for folder in (run.rollouts, run.record, run.path / "tensorboard"):  # other trackers find theirs by the id
         if folder.exists():
             remove_tree(folder)
-    for file in (run.samples, run.experts, run.metrics):
+    for file in (run.samples, run.retired, run.experts, run.metrics):
         file.unlink(missing_ok=True)
     make_private_dir(run.rollouts)
     sync_dir(run.path)
@@ -315,6 +313,14 @@ def wrong_record(record: Any, number: int) -> str:
     ):
         return f"reached is {json.dumps(reached)[:40]}, which is not a step and a number of groups"
     return ""
+
+
+def _lines_of_steps(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield every record of a file whose lines belong to steps, and its line. ValueError where one has no step."""
+    for number, (record, line) in enumerate(read_lines(path), 1):
+        if type(record.get("step")) is not int:
+            raise ValueError(f"{path}:{number}: has no whole number `step`; the file was changed from outside")
+        yield record, line
 
 
 def _versions() -> dict[str, str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
+from gspo_hpc.data.prompts import NONE_RETIRED
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.retired import Retired
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
@@ -20,6 +22,7 @@ from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
 BASELINE, AHEAD, WEIGHTS, TEACHER = "baseline.json", "ahead.json", "adaptive_weights.json", "teacher.json"
+RETIRED = "retired.json"
 
 T = TypeVar("T")
 
@@ -44,6 +47,7 @@ class CheckpointState:
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)
     weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
     teacher: str | None = None  # the fingerprint of the teacher's weights, which are not saved
+    retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -56,6 +60,8 @@ class CheckpointState:
             write_atomically(staging / WEIGHTS, json.dumps(self.weights.to_dict()))
         if self.teacher is not None:
             write_atomically(staging / TEACHER, json.dumps({"fingerprint": self.teacher}))
+        if self.retired:
+            write_atomically(staging / RETIRED, json.dumps(self.retired.to_dict()))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -95,11 +101,13 @@ class CheckpointState:
         found = _parsed(path, lambda text: AdaptiveWeights.from_dict(json.loads(text))) if path.exists() else None
         path = checkpoint / TEACHER
         teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
+        path = checkpoint / RETIRED
+        retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _parsed(checkpoint / name, _groups),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher)
+        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired)
 
 
 def read_cursor(checkpoint: Path) -> Cursor:

@@ -32,7 +32,9 @@ def train(session: Session, progress: Progress) -> str:
             clock.begin(step)
             with clock.traced(step):
                 if progress.cursor.update == 0:
-                    rollout = session.sampler.sample(progress.cursor)  # sync weights, generate, reward, advantage
+                    rollout = session.sampler.sample(
+                        progress.cursor, progress.start
+                    )  # sync, generate, reward, advantage
                     groups = session.logprobs.add(rollout.groups)  # only the passes that are needed
                     progress.begin_rollout(rollout, groups, clock.elapsed())
                 assert progress.groups is not None

@@ -5,22 +5,25 @@ from __future__ import annotations
 import abc
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Group, Prompt
+from gspo_hpc.data.retired import pass_rates
 from gspo_hpc.data.table import UNGRADED, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation import evaluate
-from gspo_hpc.evaluation.evaluate import CompletionSource
+from gspo_hpc.evaluation.evaluate import CompletionSource, are_right
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
 from gspo_hpc.rewards.registry import part_names
+from gspo_hpc.rollout.drawing import Drawing, Judged
 from gspo_hpc.rollout.generation import Request
-from gspo_hpc.rollout.resampling import DrawLimits, Draws, Starved, draws
+from gspo_hpc.rollout.resampling import DrawLimits, Draws, Starved
 from gspo_hpc.rollout.timing import added_up
 from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs import journal
@@ -33,53 +36,6 @@ from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import AnyReference, Teacher
 from gspo_hpc.training.sync import EngineWeights, Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
-
-
-class Drawing:
-    """The groups that a rollout has drawn so far, each on the rank that holds it."""
-
-    def __init__(self, limits: DrawLimits, config: Config, judge: Callable[[Iterable[Group]], ShardedGroups]) -> None:
-        """`judge` returns groups with their advantages; it is collective."""
-        self._limits, self._config, self._judge = limits, config, judge
-        self._own: dict[int, Group] = {}
-        self._signals: dict[int, bool] = {}
-        self._tokens: Counter[int] = Counter()  # of completions, by slot
-        self.state = draws({}, limits)
-
-    def add(self, own: Mapping[int, Group], slots: Iterable[int]) -> None:
-        """Add the finished groups of `slots`, of which this rank holds `own`. Collective with dynamic sampling.
-
-        Without it, every group is taken as it is.
-        """
-        self._own |= own
-        if self._config.rollout.dynamic_sampling:
-            table = self._judge(own.values()).table
-            self._signals |= update.signals(table, self._config)
-            for slot, tokens in table.rows[["slot", "response_len"]].tolist():
-                self._tokens[slot] += tokens
-        else:
-            self._signals |= dict.fromkeys(slots, True)
-        self.state = draws(self._signals, self._limits)
-
-    def chosen(self) -> list[Group]:
-        """Return this rank's groups that are trained on, once nothing is left to be sampled."""
-        return [self._own[slot] for slot in self.state.chosen if slot in self._own]
-
-    def metrics(self) -> dict[str, float]:
-        """Return the logged metrics of dynamic sampling; empty without it."""
-        if not self._config.rollout.dynamic_sampling:
-            return {}
-        state = self.state
-        without = sum(not self._signals[slot] for slot in range(state.drawn))
-        extra = sum(self._tokens[slot] for slot in {*range(state.drawn)} - {*state.chosen})
-        return {
-            "rollout/rounds": state.rounds,
-            "rollout/prompts_drawn": state.drawn,
-            "rollout/prompts_used": state.used,
-            "rollout/no_signal_fraction": without / state.drawn,
-            "rollout/filled_groups": state.filled,
-            "rollout/extra_tokens": extra,
-        }
 
 
 class Sampler(abc.ABC):
@@ -99,8 +55,8 @@ class Sampler(abc.ABC):
         self._limits = DrawLimits.of(recipe.config.rollout, recipe.num_rollout_prompts)
 
     @abc.abstractmethod
-    def sample(self, cursor: Cursor) -> Rollout:
-        """Return the rollout that begins at `cursor`, with rewards and advantages. Collective."""
+    def sample(self, cursor: Cursor, start: Position) -> Rollout:
+        """Return the rollout that begins at `cursor`, of the prompts from `start`. Collective."""
 
     def settle(self, cursor: Cursor) -> None:
         """Wait until a checkpoint at `cursor` needs no weights that are gone; raise Interrupted if that was stopped.
@@ -121,7 +77,10 @@ class Sampler(abc.ABC):
     def _rollout(
         self, cursor: Cursor, own: Iterable[Group], after: Position, engines: Mapping[str, float], weights_version: int
     ) -> Rollout:
-        """Return the rollout that begins at `cursor`, of which this rank holds the groups `own`. Collective."""
+        """Return the rollout that begins at `cursor`, with rewards and advantages.
+
+        This rank holds its groups `own`. Collective.
+        """
         exchange, config = self._ranks.exchange, self._recipe.config
         groups = update.with_batch_advantages(self._judged(own), self._recipe.objective.advantage)
         shown = exchange.gather_samples(groups, config.tracking.samples)
@@ -131,6 +90,51 @@ class Sampler(abc.ABC):
         if config.rollout.dynamic_sampling and not any(update.signals(groups.table, config).values()):
             raise Starved(_starved(cursor, self._limits))
         return Rollout(groups, after, engines, weights_version)
+
+    def _drawing(self) -> Drawing:
+        """Return a rollout of which nothing is drawn yet."""
+        config = self._recipe.config
+
+        def judge(own: Iterable[Group]) -> Judged:
+            table = self._judged(own).table
+            retires = config.data.no_resampling_pass_rate is not None
+            rates = pass_rates(table, are_right(table, config)) if retires else {}
+            return Judged(table, update.signals(table, config), rates)
+
+        return Drawing(self._limits, config, judge)
+
+    def _has_enough(self, start: Position) -> bool:
+        """Return False if too many prompts are retired for a rollout that begins at `start`."""
+        return self._data.left(start.retired) >= self._limits.wanted
+
+    def _require_enough(self, cursor: Cursor, start: Position) -> None:
+        """Raise Starved if too many prompts are retired for the rollout that begins at `cursor`."""
+        if not self._has_enough(start):
+            raise Starved(_all_retired(cursor, start, self._data.left(start.retired), self._limits))
+
+    def _next(self, rollout: int, start: Position, drawing: Drawing) -> Position:
+        """Return where the prompts of the rollout after this one begin, once it has all its groups.
+
+        Prompts that it retires are not among them.
+        """
+        prompts, after = self._data.stream.take(start, drawing.state.used)
+        return replace(after, retired=after.retired.with_more(drawing.retirements(prompts, rollout)))
+
+    def _record_retired(self, cursor: Cursor, start: Position, after: Position) -> dict[str, int]:
+        """Record the prompts that the rollout at `cursor` retired, tell of them at the end of an epoch, count them."""
+        if self._recipe.config.data.no_resampling_pass_rate is None:
+            return {}
+        more = after.retired.prompts[len(start.retired) :]
+        if more and self._data.train:  # on rank 0
+            rows = [(one, self._data.train[one.prompt].index) for one in more]
+            self._observers.retired(cursor.step + 1, start.epoch, rows)
+        count = len(after.retired)
+        if after.epoch > start.epoch:
+            self._observers.note(
+                f"epoch {after.epoch} begins: {count:,} of {self._data.stream.num_prompts:,} prompts are retired "
+                f"(data.no_resampling_pass_rate), {self._data.left(after.retired):,} are left"
+            )
+        return {"data/retired": count}
 
     def _remark(self, cursor: Cursor, state: Draws) -> None:
         """Say so where groups without signal fill a rollout up."""
@@ -191,12 +195,12 @@ class ColocatedSampler(Sampler):
         super().__init__(recipe, data, worker.ranks, rollouts, observers, clock)
         self._worker, self._weights = worker, weights
 
-    def sample(self, cursor: Cursor) -> Rollout:
-        """Return the rollout that begins at `cursor`, with rewards and advantages. Collective.
+    def sample(self, cursor: Cursor, start: Position) -> Rollout:
+        """Return the rollout that begins at `cursor`, of the prompts from `start`. Collective.
 
         Groups that an earlier attempt finished with the same weights come from its journal.
         """
-        start = Position(cursor.epoch, cursor.offset)
+        self._require_enough(cursor, start)
         fingerprint = self._weights.sync().fingerprint
         folder = self._folder(cursor.rollout)
         exchange = self._worker.ranks.exchange
@@ -204,7 +208,7 @@ class ColocatedSampler(Sampler):
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, fingerprint),
         )
-        drawing = Drawing(self._limits, self._recipe.config, self._judged)
+        drawing = self._drawing()
         drawing.add(finished, done)
         engines = list[Mapping[str, float]]()
         while todo := drawing.state.todo:
@@ -214,8 +218,8 @@ class ColocatedSampler(Sampler):
             engines.append(fresh.engines)
         self._weights.sleep()
         self._remark(cursor, drawing.state)
-        _, after = self._data.take(start, drawing.state.used)
-        metrics = added_up(engines) | drawing.metrics()
+        after = self._next(cursor.rollout, start, drawing)
+        metrics = added_up(engines) | drawing.metrics() | self._record_retired(cursor, start, after)
         return self._rollout(cursor, drawing.chosen(), after, metrics, cursor.step)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:
@@ -243,6 +247,15 @@ def _starved(cursor: Cursor, limits: DrawLimits) -> str:
         f"({limits.most // limits.wanted} x {limits.wanted}, rollout.max_num_gen_batches), and in none of their groups "
         "do rewards differ. Either all prompts are solved or none can be: see the samples in gspo-hpc report, give "
         "other data or rewards, or set rollout.dynamic_sampling=false"
+    )
+
+
+def _all_retired(cursor: Cursor, start: Position, left: int, limits: DrawLimits) -> str:
+    """Return why a run ends before run.max_steps: its prompts are solved."""
+    return (
+        f"data.no_resampling_pass_rate: after step {cursor.step}, {len(start.retired):,} prompts are retired, and the "
+        f"{left:,} that are left are fewer than the {limits.wanted:,} of a rollout: what this data can teach is "
+        "learnt. Go on from the last checkpoint with harder prompts, or in a new run with a higher pass rate"
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
-from gspo_hpc.data.prompts import Position
+from gspo_hpc.data.prompts import NONE_RETIRED, Position
+from gspo_hpc.data.retired import Retired
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
@@ -21,7 +22,7 @@ class Rollout:
     """A sampled and graded rollout."""
 
     groups: ShardedGroups  # with advantages
-    after: Position  # of the next rollout's prompts
+    after: Position  # of the next rollout's prompts, with those that this one retired
     engines: Mapping[str, float]  # metrics of all engines' work for it, and of dynamic sampling
     weights_version: int  # the number of steps that had made the weights which sampled it
 
@@ -39,14 +40,20 @@ class Progress:
     ahead: Mapping[int, SampledBy] = field(default_factory=dict)  # see CheckpointState
     weights: AdaptiveWeights | None = None  # of the objective, where they follow targets
     teacher: str | None = None  # the fingerprint of its weights
+    retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
         self.saved_step = self.cursor.step  # of the newest checkpoint
         cursor, used = self.cursor, self.ahead.get(self.cursor.rollout)
-        self._after = Position(cursor.epoch, cursor.offset)
+        self._after = self.start
         # Of the weights that sampled the rollout in use, as Rollout has it.
         self.weights_version = cursor.step - cursor.update if used is None else used.version
+
+    @property
+    def start(self) -> Position:
+        """The position of the next rollout's prompts."""
+        return Position(self.cursor.epoch, self.cursor.offset, self.retired)
 
     def begin_rollout(self, rollout: Rollout, groups: ShardedGroups, seconds: float) -> None:
         """Train on `groups`, those of the rollout with log-probs, from here on; they took `seconds`."""
@@ -63,6 +70,7 @@ class Progress:
             skipped=result is not None and result.skipped and not result.overflowed,
             tokens=int(batch.table.rows["response_len"].sum()),
         )
+        self.retired = self._after.retired
         return before
 
     def objective(self, fixed: Objective) -> Objective:
@@ -79,5 +87,5 @@ class Progress:
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []
         return CheckpointState(
-            self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights, self.teacher
+            self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights, self.teacher, self.retired
         )

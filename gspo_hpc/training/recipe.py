@@ -10,6 +10,7 @@ from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.retired import Retired
 from gspo_hpc.data.table import GroupTable
 
 
@@ -67,6 +68,10 @@ class PromptData:
     train: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int
+
+    def left(self, retired: Retired) -> int:
+        """Return the number of training prompts that are not retired."""
+        return self.stream.left(retired)
 
     def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
         """Return the prompts of a rollout by slot, and where the next rollout's begin.

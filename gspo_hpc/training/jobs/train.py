@@ -58,7 +58,7 @@ from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerWake
-from gspo_hpc.training.observers.files import CheckpointCommit, ExpertsFile, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.observers.files import CheckpointCommit, files_of_steps
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.observers.own import HURRY, PATIENCE, OwnObservers
 from gspo_hpc.training.observers.record import SampleRecord
@@ -263,6 +263,7 @@ class TrainingJob:
             ahead=state.ahead,
             weights=None if weights is None else state.weights or weights,
             teacher=fingerprint,
+            retired=state.retired,
         )
         return policy, reference, resumed
 
@@ -316,8 +317,9 @@ class TrainingJob:
 
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         config = recipe.config
-        window = DrawLimits.of(config.rollout, recipe.num_rollout_prompts).window(prompts.count)
-        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window)
+        least = recipe.num_rollout_prompts
+        window = DrawLimits.of(config.rollout, least).window(prompts.count)
+        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window, least)
         return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count)
 
     def _note(self, text: str) -> None:
@@ -328,10 +330,7 @@ class TrainingJob:
 def make_observers(run: RunDir, config: Config, trackers: Feeds, console: Console) -> list[StepObserver]:
     """Return the observers of rank 0, in the order in which they get results."""
     return [
-        MetricsFile(run),  # first: it is the truth
-        SamplesFile(run, config.tracking.samples),
-        ExpertsFile(run),
-        ProfileTables(),
+        *files_of_steps(run, config.tracking.samples),
         TrackerWake(trackers),
         ConsoleLines(console),
         ProgressBar(console),

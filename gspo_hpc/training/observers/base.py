@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.data.records import Floats, Group
+from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import Key, RolloutView
 from gspo_hpc.rollout.generation import ProgressCallback, ignore_progress
 from gspo_hpc.system.files import Entry
@@ -42,6 +43,9 @@ class StepObserver:
 
     def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Take what is shown of a rollout or of an evaluation."""
+
+    def retired(self, step: int, epoch: int, prompts: Sequence[tuple[Retirement, int]]) -> None:
+        """Take the prompts that a rollout retired, each with its row in the data; `step` is its first."""
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
         """Take the tokens of each expert in the update of a step, by layer."""
@@ -86,6 +90,11 @@ class Observers(StepObserver):
         """Give the completions to all observers."""
         for one in self._observers:
             one.samples(step, phase, shown)
+
+    def retired(self, step: int, epoch: int, prompts: Sequence[tuple[Retirement, int]]) -> None:
+        """Give the prompts to all observers."""
+        for one in self._observers:
+            one.retired(step, epoch, prompts)
 
     def experts(self, step: int, tokens: Mapping[int, Sequence[int]]) -> None:
         """Give the tokens of each expert to all observers."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.runs import commit, journal
 from gspo_hpc.runs.directory import RunDir, write_atomically
@@ -56,6 +57,20 @@ class SamplesFile(StepObserver):
         self._run.append_samples(sample_rows(step, phase, shown.groups, self._count))
 
 
+class RetiredFile(StepObserver):
+    """The writer of retired.jsonl."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def retired(self, step: int, epoch: int, prompts: Sequence[tuple[Retirement, int]]) -> None:
+        """Append a line for every prompt."""
+        self._run.append_retired(
+            {"step": step, "rollout": one.rollout, "epoch": epoch, "row": row, "pass_rate": one.pass_rate}
+            for one, row in prompts
+        )
+
+
 class ExpertsFile(StepObserver):
     """The writer of experts.json, which holds the latest update only: a mixture has thousands of experts."""
 
@@ -74,6 +89,11 @@ class ProfileTables(StepObserver):
     def profile(self, step: int, table: str, traces: Path) -> None:
         """Write the table."""
         write_atomically(traces / f"step-{step:06d}.txt", table + "\n")
+
+
+def files_of_steps(run: RunDir, samples: int) -> list[StepObserver]:
+    """Return the observers that write files about steps; that of metrics.jsonl, which is the truth, is the first."""
+    return [MetricsFile(run), SamplesFile(run, samples), RetiredFile(run), ExpertsFile(run), ProfileTables()]
 
 
 class CheckpointCommit(StepObserver):

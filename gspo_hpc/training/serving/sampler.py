@@ -8,9 +8,10 @@ k + S while rollout k is trained on.
 The weights that sample ahead are gone once training has changed them. So a checkpoint is made only when everything that
 they sample is in the journals (:meth:`settle`).
 
-With rollout.dynamic_sampling the prompts with which a rollout begins are known once the one before it has its groups
-with signal. Its first round is sampled while training goes on, and further rounds, if it needs any, before engines get
-other weights.
+With rollout.dynamic_sampling, or data.no_resampling_pass_rate, the prompts with which a rollout begins are known once
+the one before it has its groups. Its first round is sampled while training goes on, and further rounds, if it needs
+any, before engines get other weights. Engines get other weights only when they have sampled all that they were asked
+for, so a rollout waits for rewards alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_hpc.data.prompts import Position
+from gspo_hpc.rollout.drawing import Drawing, rewards_decide
 from gspo_hpc.rollout.timing import added_up
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.phases import Drawing, Sampler
+from gspo_hpc.training.phases import Sampler
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.serving.engines import Call, RemoteEngines
@@ -65,22 +67,25 @@ class RemoteSampler(Sampler):
         self._engines, self._remote_weights = engines, weights
         self._sampled_by, self._begun = dict(ahead), dict[int, _Begun]()
 
-    def sample(self, cursor: Cursor) -> Rollout:
+    def sample(self, cursor: Cursor, start: Position) -> Rollout:
         """Return the rollout that begins at `cursor`, and have the engines begin the next ones. Collective."""
+        self._require_enough(cursor, start)
         for begun in self._begun.values():
-            if begun.number == cursor.rollout or self._dynamic:
+            if begun.number == cursor.rollout or self._decided:
                 self._finish(begun)
         current = SampledBy(self._remote_weights.sync().fingerprint, cursor.step)
         staleness = self._recipe.config.rollout.max_staleness
-        start = Position(cursor.epoch, cursor.offset)
         last = min(cursor.rollout + staleness, self._recipe.num_rollouts - 1)
+        begin = start
         for number in range(cursor.rollout, last + 1):
+            if not self._has_enough(begin):
+                break  # the run ends once those before it are trained on
             if number not in self._begun:
                 has_its_weights = max(0, number - staleness) >= cursor.rollout
                 known = None if has_its_weights else self._sampled_by.get(number)
-                self._begun[number] = self._begin(number, start, current, known)
+                self._begun[number] = self._begin(number, begin, current, known)
             if number < last:
-                start = self._end(self._begun[number])
+                begin = self._end(self._begun[number])
         used = self._begun[cursor.rollout]
         self._finish(used)
         del self._begun[cursor.rollout]
@@ -88,12 +93,13 @@ class RemoteSampler(Sampler):
         later = {number: one for number, one in self._sampled_by.items() if number > cursor.rollout}
         self._sampled_by = later | {cursor.rollout: used.weights}
         self._remark(cursor, used.drawing.state)
-        metrics = added_up(used.engines) | used.drawing.metrics()
-        return self._rollout(cursor, used.drawing.chosen(), self._end(used), metrics, used.weights.version)
+        after = self._end(used)
+        metrics = added_up(used.engines) | used.drawing.metrics() | self._record_retired(cursor, start, after)
+        return self._rollout(cursor, used.drawing.chosen(), after, metrics, used.weights.version)
 
     @property
-    def _dynamic(self) -> bool:
-        return self._recipe.config.rollout.dynamic_sampling
+    def _decided(self) -> bool:
+        return rewards_decide(self._recipe.config)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Wait for all that older weights sample; return False if it was stopped. Collective.
@@ -107,7 +113,7 @@ class RemoteSampler(Sampler):
             for one in self._begun.values()
             if not (begins and self._remote_weights.has_weights(one.weights.fingerprint))
         ]
-        if self._dynamic:
+        if self._decided:
             try:
                 for one in older:
                     self._finish(one)
@@ -130,7 +136,7 @@ class RemoteSampler(Sampler):
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, weights.fingerprint),
         )
-        begun = _Begun(number, start, weights, Drawing(self._limits, self._recipe.config, self._judged))
+        begun = _Begun(number, start, weights, self._drawing())
         begun.drawing.add(own, done)
         state = begun.drawing.state
         if state.todo and weights.fingerprint != current.fingerprint:
@@ -167,7 +173,7 @@ class RemoteSampler(Sampler):
 
     def _end(self, begun: _Begun) -> Position:
         """Return where the prompts of the next rollout begin."""
-        if self._dynamic:
-            self._finish(begun)
-        _, after = self._data.take(begun.start, begun.drawing.state.used if self._dynamic else self._limits.wanted)
-        return after
+        if not self._decided:
+            return self._data.take(begun.start, self._limits.wanted)[1]
+        self._finish(begun)
+        return self._next(begun.number, begun.start, begun.drawing)
