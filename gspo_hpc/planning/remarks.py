@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import samples_part_of_distribution, trains_adapters, updates_per_rollout
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
-from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.rules.engine_arguments import lacks, slip_of
 from gspo_hpc.system.text import nearest
 
@@ -49,6 +51,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
     yield from _inert_sampling(plan)
+    yield from _inert_retirement(plan)
     yield from _inert_recomputation(plan)
     yield from learnable.warnings(plan)
     faults = plan.config.faults
@@ -106,6 +109,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
     yield from objective.notes(plan.config)
     yield from _dynamic_sampling(plan)
+    yield from _retirement(plan)
     yield from _ends(plan)
 
 
@@ -151,6 +155,30 @@ def _dynamic_sampling(plan: PlanBuilder) -> Iterator[str]:
             f"A rollout may draw {most:,} prompts of {rows:,}: beyond {max(int(prompts), rows // 2):,} of them a "
             "prompt may come again in one rollout, with other seeds."
         )
+
+
+def _inert_retirement(plan: PlanBuilder) -> Iterator[str]:
+    """Yield that prompts are retired in vain where no prompt comes a second time."""
+    rate, epochs = plan.config.data.no_resampling_pass_rate, plan.quantities.get("num_epochs")
+    if rate is not None and epochs is not None and epochs <= 1 and not plan.config.rollout.dynamic_sampling:
+        yield (
+            f"data.no_resampling_pass_rate ({rate:g}) changes nothing: the run ends within its first pass over the "
+            "data, and prompts are left out of later ones"
+        )
+
+
+def _retirement(plan: PlanBuilder) -> Iterator[str]:
+    """Yield what retired prompts do to numbers that are not known before the run."""
+    rate, group = plan.config.data.no_resampling_pass_rate, plan.config.batch.num_generations
+    if rate is None:
+        return
+    right = "" if group is None else f", {math.ceil(Fraction(str(rate)) * group)} of the {group} completions of a group"
+    prompts = plan.quantities.get("num_rollout_prompts")
+    fewest = "a rollout needs" if prompts is None else f"the {show(prompts)} of a rollout"
+    yield (
+        f"Prompts are retired at a pass rate of {rate:g}{right}: epochs become shorter as the run goes on, max_epochs "
+        f"counts steps as if none was retired, and the run ends before max_steps if fewer than {fewest} are left."
+    )
 
 
 def _ends(plan: PlanBuilder) -> Iterator[str]:

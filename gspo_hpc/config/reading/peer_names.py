@@ -151,6 +151,7 @@ PEER_NAMES = {
         "rollout.dynamic_sampling",
     ),
     "filter_groups.metric": "rollout.dynamic_sampling_metric",
+    "easy_threshold": "data.no_resampling_pass_rate, a share of right completions",  # prime-rl's, a mean reward
     "max_resample_times": "rollout.max_num_gen_batches, which counts the first batch as well",
     **{name: f"rollout.engine.{name}" for name in _OF_ENGINES},
     **{f"vllm_{name}": f"rollout.engine.{name}" for name in _OF_ENGINES},

@@ -117,7 +117,8 @@ def _teacher_vocabulary(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     ObjectiveRule.TEACHER_ALONE_GRADES_NOTHING,
-    "where no reward function has a weight, there is no dynamic sampling, and without any function no evaluation",
+    "where no reward function has a weight, groups are not replaced nor prompts retired, and without any function "
+    "there is no evaluation",
     Topic.OBJECTIVE,
     estimable=True,
 )
@@ -129,6 +130,11 @@ def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
         yield (
             "rollout.dynamic_sampling replaces groups whose rewards are equal, and with algorithm.teacher as the only "
             "signal all are: set rollout.dynamic_sampling=false, or give a reward function a weight"
+        )
+    if config.data.no_resampling_pass_rate is not None:
+        yield (
+            "data.no_resampling_pass_rate leaves out prompts that are solved, but with algorithm.teacher as the only "
+            "signal these teach as well: set data.no_resampling_pass_rate=null, or give a reward function a weight"
         )
     held_out = (
         "data.eval" if config.data.eval is not None else "data.train_ratio" if config.data.train_ratio < 1 else ""

@@ -17,7 +17,9 @@ import pytest
 
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.data.prompts import NONE_RETIRED, Position
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.runs import commit
@@ -26,7 +28,7 @@ from gspo_hpc.training import sync
 from gspo_hpc.training.agreement.gap import Baseline, Gap, excess
 from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
 from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
-from gspo_hpc.training.progress import Progress
+from gspo_hpc.training.progress import Progress, Rollout
 from gspo_hpc.training.reference import refuse_other_teacher
 from gspo_hpc.training.sync import EngineWeights, Synced
 from tests.torch.exchange.ranks import on_ranks
@@ -93,6 +95,27 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(tmp_path: Path) -> No
     refuse_other_teacher(found.teacher, "0f", "models/teacher")
     with pytest.raises(ValueError, match="algorithm.teacher models/teacher has other weights than those that this run"):
         refuse_other_teacher(found.teacher, "1f", "models/teacher")
+
+
+def test_what_is_retired_is_in_the_checkpoint_from_the_first_update_of_a_rollout_on(tmp_path: Path) -> None:
+    """It belongs to the position: until then the rollout is sampled again, and decides again."""
+    before = NONE_RETIRED.with_more([Retirement(4, 0, 1.0)])
+    after = Position(1, 2, before.entered(1, 0).with_more([Retirement(2, 1, 0.9), Retirement(0, 1, 1.0)]))
+    progress = Progress(Cursor(step=2, rollout=1), retired=before)
+    groups = Exchange().gather_table(make_groups(1))
+    progress.begin_rollout(Rollout(groups, after, {}, 3), groups, 0.0)
+    assert progress.start == Position(0, 0, before) and progress.checkpoint_state({}).retired == before
+    progress.advance(groups, None, 2)
+    progress.checkpoint_state({}).write(tmp_path)
+    found = CheckpointState.read(tmp_path)
+    assert found.retired == after.retired and Progress(found.cursor, retired=found.retired).start == after
+    assert CheckpointState.read(written_without(tmp_path)).retired == NONE_RETIRED, "of a version that knew of none"
+
+
+def written_without(folder: Path) -> Path:
+    """The folder without the file of what is retired."""
+    (folder / "retired.json").unlink()
+    return folder
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

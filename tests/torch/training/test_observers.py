@@ -11,6 +11,7 @@ import pytest
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import Exchange, RolloutView
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
@@ -21,7 +22,13 @@ from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.jobs.train import make_observers
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar
-from gspo_hpc.training.observers.files import CheckpointCommit, MetricsFile, ProfileTables, SamplesFile
+from gspo_hpc.training.observers.files import (
+    CheckpointCommit,
+    MetricsFile,
+    ProfileTables,
+    SamplesFile,
+    files_of_steps,
+)
 from gspo_hpc.training.telemetry import console as console_module
 from gspo_hpc.training.telemetry.console import Console
 
@@ -70,6 +77,17 @@ def test_results_go_to_files_and_console(tmp_path: Path) -> None:
     assert (tmp_path / "step-000001.txt").read_text() == "head\nrow\n"
     shown = screen.getvalue()
     assert "1/9" in shown and "a reward function failed for 2 completions: it raised" in shown and "row" in shown
+
+
+def test_every_decision_is_a_line_and_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    observers = Observers(files_of_steps(run, 2))
+    observers.retired(3, 0, [(Retirement(4, 1, 1.0), 40), (Retirement(2, 1, 0.9), 21)])
+    observers.retired(5, 1, [(Retirement(7, 2, 0.9), 70)])
+    lines = [json.loads(line) for line in run.retired.read_text().splitlines()]
+    assert lines[1] == {"step": 3, "rollout": 1, "epoch": 0, "row": 21, "pass_rate": 0.9}
+    run.truncate_metrics(4)
+    assert [json.loads(line) for line in run.retired.read_text().splitlines()] == lines[:2]
 
 
 def test_the_metrics_are_on_disk_before_a_later_observer_fails(tmp_path: Path) -> None:
