@@ -19,7 +19,7 @@ def rewards_decide(config: Config) -> bool:
 
 
 class Judged(NamedTuple):
-    """What is known of finished groups, on every rank."""
+    """The facts about finished groups that every rank knows."""
 
     table: GroupTable
     signals: Mapping[int, bool]  # whether a group has anything to learn from, by slot

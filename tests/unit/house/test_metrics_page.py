@@ -26,7 +26,8 @@ from tests import metrics_page, pages
 PRODUCERS = {
     "training/step_record.py": ("step_record", "outcome_shares", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
-    "training/phases.py": ("metrics",),
+    "training/phases.py": ("_record_retired",),
+    "rollout/drawing.py": ("metrics",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
     "rollout/timing.py": ("engine_metrics",),
     "data/packing.py": ("evenness",),
