@@ -1,6 +1,6 @@
 """Runs whose solved prompts are retired (data.no_resampling_pass_rate), over several epochs, killed and resumed.
 
-It takes three to four minutes: six starts of one training rank with an engine. It would catch a resumed run that asks
+It costs six starts of one training rank with an engine, at most five minutes. It would catch a resumed run that asks
 other prompts than the one left alone, a retired prompt that comes again, a record of decisions that a kill tears,
 doubles or loses, and a run that goes on for ever, or ends without a word, when too few prompts are left.
 """
