@@ -41,6 +41,7 @@ class _Pending:
     sampling: Sampling
     done: dict[int, Completion] = field(default_factory=dict)  # by sample
     prompt_experts: Experts | None = None
+    reports_experts: bool = True
 
 
 class Engine:
@@ -168,10 +169,13 @@ class Engine:
 
     # ---- generation
 
-    def submit(self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling) -> None:
+    def submit(
+        self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling, *, reports_experts: bool = True
+    ) -> None:
         """Ask for one completion of `prompt` per seed; :meth:`step` returns them as one group.
 
-        Raises ValueError where the prompt and `max_tokens` exceed the engine's context length.
+        They have the experts of their tokens if the engine's settings and `reports_experts` say so. Raises ValueError
+        where the prompt and `max_tokens` exceed the engine's context length.
         """
         assert slot not in self._groups and len(seeds) > 0
         total = len(prompt.tokens) + sampling.max_tokens
@@ -180,7 +184,7 @@ class Engine:
                 f"prompt {prompt.index} has {len(prompt.tokens)} tokens: with {sampling.max_tokens} new ones that is "
                 f"{total}, and the engine takes at most {self.settings.max_model_len}"
             )
-        self._groups[slot] = _Pending(prompt, tuple(seeds), sampling)
+        self._groups[slot] = _Pending(prompt, tuple(seeds), sampling, reports_experts=reports_experts)
         self._unsent.append(slot)
 
     def resubmit(self) -> None:
@@ -222,7 +226,8 @@ class Engine:
             asked = [(f"{slot}-{sample}-{next(self._ids)}", seed) for sample, seed in enumerate(pending.seeds)]
             self._requests.update({request: (slot, sample) for sample, (request, _) in enumerate(asked)})
             tokens = pending.prompt.tokens.tolist()
-            made.append(Submission(tokens, pending.sampling, asked, self.settings.report_experts))
+            reported = self.settings.report_experts and pending.reports_experts
+            made.append(Submission(tokens, pending.sampling, asked, reported))
         self._unsent.clear()
         return made
 

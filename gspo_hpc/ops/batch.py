@@ -231,7 +231,7 @@ def _joined_experts(parts: Sequence[tuple[Experts | None, int]]) -> Tensor | Non
     known = next((part for part, _ in parts if part is not None), None)
     if known is None:
         return None
-    unknown = [np.full((length, *known.shape[1:]), -1) if part is None else part for part, length in parts]
+    unknown = [np.full((length, *known.shape[1:]), -1, np.int16) if part is None else part for part, length in parts]
     return _tensor(unknown, np.int16)
 
 

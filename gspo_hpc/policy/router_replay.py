@@ -179,10 +179,11 @@ class Routing:
         found = []
         for number, batch in enumerate(batches):
             device = batch.tokens.device if sharing else torch.device("cpu")
-            whole = torch.zeros(batch.tokens.numel(), *self._shape, dtype=torch.int32, device=device)
+            kind = torch.int32 if sharing else torch.int16  # as sums can be made of
+            whole = torch.zeros(batch.tokens.numel(), *self._shape, dtype=kind, device=device)
             own = torch.from_numpy(own_tokens(batch.segments, *cp)).to(device)
             for place, (_, layer, _) in enumerate(self._routers if batch.keys else ()):
-                part = self._recorded[place][number].to(device).int()
+                part = self._recorded[place][number].to(device, kind)
                 mine = own[share[0] * len(part) : (share[0] + 1) * len(part)]  # what is behind the end is padding
                 whole[mine, layer] = part[: len(mine)]
             for group in sharing:

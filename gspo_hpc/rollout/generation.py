@@ -36,7 +36,7 @@ class Request:
     prompts: Mapping[int, Prompt]  # by slot, at least of these, on rank 0; the others' are ignored
     samples: int  # completions of each prompt
     sampling: Sampling
-    rollout: int  # its number, on which every seed depends
+    rollout: int  # its number, on which every seed depends; below 0: nothing of it is trained on
 
     def seeds(self, run_seed: int, slot: int, prompt: Prompt) -> list[int]:
         """Return the seed of each completion of a slot, which has this prompt."""
@@ -161,7 +161,9 @@ class Generation:
         prompts = self.shared.fetch(slots) if self.shared is not None else [self.request.prompts[s] for s in slots]
         for slot, prompt in zip(slots, prompts, strict=True):
             seeds = self.request.seeds(self.config.run.seed, slot, prompt)
-            self.engine.submit(slot, prompt, seeds, self.request.sampling)
+            # A kilobyte of a token, which only training reads.
+            trained = self.request.rollout >= 0
+            self.engine.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
 
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.

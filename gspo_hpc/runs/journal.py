@@ -9,6 +9,7 @@ sampled again, with the same seeds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -85,18 +86,16 @@ def journals(folder: Path) -> list[Path]:
 
 def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:
     """Return the finished groups of one writer, as :func:`read_journals` does; nothing if the file is not there."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line break is torn
-    except FileNotFoundError:
-        return {}
     groups: dict[int, Group] = {}
-    if not lines or not _is_of(lines[0], fingerprint):
-        return groups
-    for line in lines[1:]:
-        payload = _payload(line, _seed(fingerprint))
-        if payload is not None:
-            group = Group.from_json(payload)
-            groups.setdefault(group.slot, group)
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # one line at a time: each has a whole group
+        whole = (line[:-1] for line in file if line.endswith(b"\n"))  # what follows the last line break is torn
+        if not _is_of(next(whole, b""), fingerprint):
+            return groups
+        for line in whole:
+            payload = _payload(line, _seed(fingerprint))
+            if payload is not None:
+                group = Group.from_json(payload)
+                groups.setdefault(group.slot, group)
     return groups
 
 

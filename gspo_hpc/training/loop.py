@@ -37,6 +37,7 @@ def train(session: Session, progress: Progress) -> str:
                     )  # sync, generate, reward, advantage
                     groups = session.logprobs.add(rollout.groups)  # only the passes that are needed
                     progress.begin_rollout(rollout, groups, clock.elapsed())
+                    del rollout, groups  # so that nothing of it is left when the next one is sampled
                 assert progress.groups is not None
                 session.weights.sleep()  # after a resume between two updates, engines may be awake from their start
                 batch = update.minibatch(progress.groups, recipe.config, progress.cursor.update)
@@ -56,6 +57,7 @@ def train(session: Session, progress: Progress) -> str:
             before = progress.advance(batch, result, recipe.updates_per_rollout)
             session.logprobs.refresh(progress.cursor)  # the reference, if that is due
             progress.record = session.recorder.record(before, progress, batch, result)
+            del batch
             progress.adapt(recipe.objective, result)
             if result is not None:
                 session.watch.judge(result.sums, progress.weights_version)  # before a bad update is saved

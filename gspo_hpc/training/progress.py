@@ -61,7 +61,10 @@ class Progress:
         self.rollout_seconds, self.weights_version = seconds, rollout.weights_version
 
     def advance(self, batch: ShardedGroups, result: StepResult | None, updates_per_rollout: int) -> Cursor:
-        """Move to after one optimizer step on `batch`, and return the cursor before it."""
+        """Move to after one optimizer step on `batch`, and return the cursor before it.
+
+        A rollout that is used up is let go of: with choices of experts it may have gigabytes, and the next one comes.
+        """
         before = self.cursor
         self.cursor = before.stepped(
             updates_per_rollout,
@@ -71,6 +74,8 @@ class Progress:
             tokens=int(batch.table.rows["response_len"].sum()),
         )
         self.retired = self._after.retired
+        if self.cursor.update == 0:
+            self.groups = None
         return before
 
     def objective(self, fixed: Objective) -> Objective:

@@ -175,22 +175,27 @@ def logprob_pass(
     `name` decides the size of its micro-batches. `replay`: tokens go to the experts that they had before, where that is
     known. `record`: the result has the experts that they went to. `entropies`: it has the entropy of every token, too.
     """
-    values: dict[Key, Floats] = {}
-    experts: dict[Key, Experts] = {}
     distributed = _distribute(policy, groups.table.samples(), pass_sizes(config)[name], config)
-    batches = _pack_own(policy, groups, distributed, config, training=False, replay=replay)
-    if batches:
+
+    def run() -> tuple[dict[Key, Floats], dict[Key, Experts]]:
+        """Return what the micro-batches of this rank give, by sample; they and their tensors are gone by then."""
+        values: dict[Key, Floats] = {}
+        experts: dict[Key, Experts] = {}
+        batches = _pack_own(policy, groups, distributed, config, training=False, replay=replay)
+        if not batches:
+            return values, experts
         temperature = config.rollout.temperature
         result = response_logprobs(policy, batches, temperature, name=name, record_experts=record, monitor=monitor)
         for batch, logprobs, entropy in zip(batches, result.logprobs, result.entropies, strict=True):
             found = split_by_sample(logprobs, batch)
             beside = split_by_sample(entropy, batch) if entropies else {}
             values |= {key: np.stack((found[key], beside[key])) if entropies else found[key] for key in found}
-        if record:
-            for batch, chosen in zip(batches, result.experts, strict=True):
-                experts = split_experts(chosen, batch) | experts
-    exchange = policy.ranks.exchange
-    values, experts = exchange.return_results(groups, distributed, values, experts if record else None)
+        for batch, chosen in zip(batches, result.experts, strict=True) if record else ():
+            experts = split_experts(chosen, batch) | experts
+        return values, experts
+
+    values, experts = run()
+    values, experts = policy.ranks.exchange.return_results(groups, distributed, values, experts if record else None)
     if not entropies:
         return GroupLogprobs(values, {}, experts)
     return GroupLogprobs({key: v[0] for key, v in values.items()}, {key: v[1] for key, v in values.items()}, experts)

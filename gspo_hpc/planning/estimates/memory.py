@@ -102,7 +102,7 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     host = {
         name: size
         for name, size in found.host.items()
-        if name not in ("checkpoint_copy", "reference_and_policy", "teacher")
+        if name not in ("checkpoint_copy", "reference_and_policy", "teacher", "experts_to_replay")
     }
     return replace(found, phases=tuple(phases), host=host)
 
@@ -162,12 +162,19 @@ def _estimate(
     cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
     level = config.rollout.sleep_level
     weights, copy = engine["engine_weights"], _copied(arch, config)
-    node, otherwise = (parameters.of_node(arch, config, state, weights, copy, one) for one in (level, 3 - level))
+    choices = moments.choices(arch, config, cache)
+    experts = choices.trainers, choices.generators + choices.engines
+    node, otherwise = (
+        parameters.of_node(arch, config, state, weights, copy, one, experts) for one in (level, 3 - level)
+    )
     return Estimate(device.memory, stage, phases, node, cache, level, sum(otherwise.values()))
 
 
 def of_node(arch: Architecture, config: Config) -> dict[str, int]:
-    """Return the bytes of a node's own memory, by use, as `estimate` has them. They depend on no GPU."""
+    """Return the bytes of a node's own memory, by use, as `estimate` has them, but for choices of experts.
+
+    They depend on no GPU.
+    """
     _, state, _ = _worst_stage(arch, config)
     weights, copy = _engine_weights(arch, config), _copied(arch, config)
     return parameters.of_node(arch, config, state, weights, copy, config.rollout.sleep_level)

@@ -34,6 +34,7 @@ _PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine take
 _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
+REPLAYED = ("experts_to_replay", "experts_of_engines")  # parts of a node's memory, of trainers and of engines
 _STATE = 16  # bytes that a trained parameter takes at least, over all ranks: weight, gradient and Adam's state
 
 
@@ -201,17 +202,25 @@ def _copying(config: Config, different: int) -> int:
 
 
 def of_node(
-    arch: Architecture, config: Config, state: Bytes, engine: int, copy: int, sleep_level: int
+    arch: Architecture,
+    config: Config,
+    state: Bytes,
+    engine: int,
+    copy: int,
+    sleep_level: int,
+    experts: tuple[int, int] = (0, 0),
 ) -> dict[str, int]:
     """Return the host memory of a node in bytes, by use; of the kind that needs more, if some nodes only generate.
 
     `state` is what a rank keeps between steps, `engine` what an engine's weights take of each of its GPUs, `copy` what
-    a node copies to save it in the background. Engines that sleep at level 1 keep their weights in host memory, at
-    level 2 only small tables.
+    a node copies to save it in the background, `experts` what choices of experts take with trainers, and with engines.
+    Engines that sleep at level 1 keep their weights in host memory, at level 2 only small tables.
     """
     processes = {"processes": _PROCESSES * config.cluster.gpus_per_node}
     trains = _of_trainers(config, state, copy)
     generates = _of_engines(arch, config, engine, sleep_level)
+    for name, part, size in zip(REPLAYED, (trains, generates), experts, strict=True):
+        part |= {name: size} if size else {}
     if config.cluster.generation_nodes:
         return processes | max(trains, generates, key=lambda found: sum(found.values()))
     return processes | trains | generates
@@ -264,8 +273,11 @@ def _of_engines(arch: Architecture, config: Config, engine: int, sleep_level: in
 
 
 def least(found: dict[str, int]) -> int:
-    """Return the bytes that a run needs for certain: all but what processes take for themselves."""
-    return sum(found.values()) - found["processes"]
+    """Return the bytes that a run needs for certain.
+
+    What processes take for themselves is not, nor choices of experts, for which completions may be shorter.
+    """
+    return sum(size for name, size in found.items() if name not in ("processes", *REPLAYED))
 
 
 def _moved(config: Config, state: Bytes) -> dict[str, int]:

@@ -15,8 +15,8 @@ class CardFull(AssertionError):
 class Node:
     """The cards of one node and its own memory, in bytes.
 
-    A trainer keeps what it freed until it empties its cache, as torch does. Host memory is never given back: what is
-    page-locked stays so, for the next time.
+    A trainer keeps what it freed until it empties its cache, as torch does. Host memory is not given back: what is
+    page-locked stays so, for the next time. Choices of experts come and go.
     """
 
     def __init__(self, gpus: int, card: int) -> None:
@@ -27,18 +27,25 @@ class Node:
         self._reserved = [0] * gpus  # by the trainer's allocator
         self._engines: list[dict[str, int]] = [{} for _ in range(gpus)]
         self._host: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._most_host = 0
+        self._lock = threading.RLock()  # an array may be freed, and its memory returned, while it is held
 
     @property
     def host(self) -> int:
-        """The bytes of the node's own memory that are taken."""
+        """The bytes of the node's own memory that were taken at the worst moment."""
         with self._lock:
-            return sum(self._host.values())
+            return self._most_host
 
     def keep_on_host(self, gpu: int, name: str, size: int) -> None:
         """Take memory of the node for what belongs to a card, unless it has been taken."""
         with self._lock:
             self._host[f"{name} of GPU {gpu}"] = size
+            self._most_host = max(self._most_host, sum(self._host.values()))
+
+    def leave_host(self, gpu: int, name: str) -> None:
+        """Return memory of the node."""
+        with self._lock:
+            del self._host[f"{name} of GPU {gpu}"]
 
     @contextlib.contextmanager
     def phase(self, gpu: int, name: str) -> Iterator[None]:

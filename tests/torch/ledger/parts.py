@@ -14,7 +14,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from gspo_hpc.checkpoint import shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
+from gspo_hpc.config import derived
 from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import pass_sizes
 from gspo_hpc.config.schema import Config
@@ -36,7 +37,7 @@ from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates import engines, moments, parameters
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.policy import schedule
 from gspo_hpc.policy.passes import PassMonitor
@@ -48,12 +49,13 @@ from gspo_hpc.rollout.worker import Generated, Interrupted, RolloutWorker
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.training import reference
 from tests.torch.ledger.node import Node
-from tests.torch.ledger.sizes import ITEMS, Travelling, merging, of_head, travelling
+from tests.torch.ledger.sizes import ITEMS, Choices, Travelling, choices, merging, of_head, travelling
 from tests.torch.ledger.world import World
 
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
 KEYS = ("param", "exp_avg", "exp_avg_sq")  # of a parameter that the optimizer has a master of
 STATE = ("weights", "gradients", "optimizer")
+_NUMBERS = itertools.count()
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -81,6 +83,38 @@ class Job:
         arch = architecture.find(self.config)
         assert arch is not None
         return arch
+
+    @functools.cached_property
+    def choices(self) -> Choices | None:
+        """The sizes of choices of experts that are repeated, if any are."""
+        repeats = derived.router_replay(self.config) != "off" and self.arch.experts is not None
+        return choices(self.arch, self.config, self.estimate.stage) if repeats else None
+
+    def marked(self, groups: Mapping[int, Group]) -> dict[int, Group]:
+        """Return groups with a mark each, whose choices of experts are in host memory as long as anything has it.
+
+        The engines of all nodes have sampled them, each its share of the slots.
+        """
+        assert self.choices is not None
+        tp, gpu, found = self.config.rollout.tensor_parallel_size, self.world.rank, dict(groups)
+        for slot, group in groups.items():
+            if gpu % tp == 0 and slot % engines.count(self.config) == gpu // tp:
+                mark, name = np.zeros(1, np.uint8), f"choices of group {next(_NUMBERS)}"
+                self.node.keep_on_host(gpu, name, self.choices.group)
+                weakref.finalize(mark, self.node.leave_host, gpu, name)
+                found[slot] = replace(group, prompt_experts=mark)
+        return found
+
+    @contextlib.contextmanager
+    def passing(self, size: int) -> Iterator[None]:
+        """Hold the choices of a pass in host memory, on all ranks at once."""
+        if size:
+            self.node.keep_on_host(self.world.rank, "choices of a pass", size)
+            self.world.wait()
+        yield
+        if size:
+            self.world.wait()
+            self.node.leave_host(self.world.rank, "choices of a pass")
 
     @functools.cached_property
     def merging(self) -> int:
@@ -133,17 +167,21 @@ class Job:
 
     def update(self) -> None:
         """Hold what the passes of an update take beside the model's state: those of the head, then those of layers."""
-        waiting: dict[str, int] = {}
+        waiting, given = {}, {}
+        if found := self.choices:
+            flight = moments.in_flight(self.config, self.estimate.stage) if found.kept else 1
+            given = {"choices of experts": int(found.given * flight)}
         if any(phase.name == "head_backward" for phase in self.estimate.phases):
             head = self.head(self.responses("update"), with_gradient=True)
-            self._hold("head_backward", self._borrowed("head_backward") | head)
+            self._hold("head_backward", self._borrowed("head_backward") | head | given)
             if self.arch.tie_word_embeddings and self.estimate.stage == 0:
                 waiting = {"the head's gradient": head["the head's gradient"]}
-        self._hold("update", self._borrowed("update") | waiting)
+        self._hold("update", self._borrowed("update") | waiting | given)
 
     def forward(self, name: str) -> None:
         """Hold what a pass without gradient takes beside the model's state."""
-        self._hold(name, self._borrowed(name) | self.head(self.responses(name), with_gradient=False))
+        noted = {"choices of experts": self.choices.noted} if self.choices and name == "logprobs" else {}
+        self._hold(name, self._borrowed(name) | self.head(self.responses(name), with_gradient=False) | noted)
 
     def _borrowed(self, phase: str) -> dict[str, int]:
         """Return what this ledger has from the plan: what layers and an embedding take."""
@@ -309,7 +347,8 @@ class Buckets(HostBuffer):
 def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult:
     """Move the state as the real step does: for the passes, then for the optimizer."""
     policy.restore_for_update()
-    policy.job.update()
+    with policy.job.passing(policy.job.choices.update if policy.job.choices else 0):
+        policy.job.update()
     with policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
         schedule._apply(policy)
     return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
@@ -394,6 +433,11 @@ class LLM:
             job.parts("engine_start" if colocated else "generation"),
             float(job.config.rollout.engine.get("gpu_memory_utilization", 0.9)),
         )
+        if self.job.choices and derived.router_replay(job.config) == "rollout":  # a place for each token of the cache
+            arch, count = job.arch, job.estimate.cache_tokens
+            assert arch.experts is not None
+            size = count * arch.num_layers * arch.experts.top_k * (1 if arch.experts.count <= 256 else 2)
+            job.node.keep_on_host(self.gpus[0], "choices of the cache", size)
         self._sizes = {"weights": parts["engine_weights"], "kv_cache": parts["kv_cache"] + parts["engine_working"]}
         for gpu in self.gpus:
             free, wanted = job.node.free(gpu), share * job.node.card
@@ -551,6 +595,8 @@ class LedgerWorker(RolloutWorker):
         completions = tuple(Completion(one, empty, "", "stop", seed, reward=seed) for seed in range(request.samples))
         if not self.prompts_come_from_outside:
             groups = {slot: Group(slot, request.prompts[slot], completions) for slot in request.slots}
+            if job.choices and derived.router_replay(job.config) == "rollout" and phase == "generation":
+                groups = job.marked(groups)
             return Generated(groups, {}, 0.0)
         if journal is None:  # another rank owns the engine
             return Generated({}, {}, 0.0)

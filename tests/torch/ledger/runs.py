@@ -168,7 +168,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     monkeypatch.setattr(loop.update, "step", parts.train_step)
-    monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, groups, *a, **k: _passed(policy, groups))
+    monkeypatch.setattr(phases.update, "with_old_logprobs", lambda policy, *a, **k: _passed(policy, *a))
     monkeypatch.setattr(reference, "logprob_pass", lambda model, *a, **k: model.forward() or _NOTHING)
     monkeypatch.setattr(reference, "with_values", lambda groups, values, change: groups)
     monkeypatch.setattr(probe, "score", lambda policy, *a: SimpleNamespace(logprobs=probed(policy)))
@@ -187,8 +187,13 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(sync, "engine_peers", lambda config, *_: world.peers(config.rollout.tensor_parallel_size))
 
 
-def _passed(policy: Any, groups: Any) -> Any:
-    parts.logprob_pass(policy)
+def _passed(policy: Any, groups: Any, moved: Any, *unused: Any) -> Any:
+    """Make the pass for old log-probs; what it notes of experts goes with the groups that it is over."""
+    job = policy.job
+    with job.passing(job.choices.noting if job.choices else 0):
+        parts.logprob_pass(policy)
+    if job.choices and derived.router_replay(job.config) == "old_logprobs":
+        return groups.with_own({**groups.own, **job.marked(moved.own)})
     return groups
 
 
@@ -206,7 +211,9 @@ def job_of(config: Config, model: Path, seed: int, script: Mapping[int, str], de
     arch = architecture.find(config)
     if arch is not None and not arch.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
+    job = Job(config, plan.memory, Node(gpus, plan.memory.card), World(gpus, seed, delay), tensors, script)
+    assert (job.choices is None) == (job.arch.experts is None or derived.router_replay(config) == "off")  # made once
+    return job
 
 
 def agree(job: Job, planned: Phase, peak: int) -> bool:

@@ -6,17 +6,22 @@ real function, on tensors without memory.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gspo_hpc.config import derived
 from gspo_hpc.config.constants import (
     GATHER_BUCKET_BYTES,
     LOGITS_BLOCK_BYTES,
@@ -24,13 +29,20 @@ from gspo_hpc.config.constants import (
     TRANSFER_BUCKET_BYTES,
 )
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.packing import Sample, pack, token_count
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.exchange import wire_format
 from gspo_hpc.models.adapter_table import adapted_linears
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import logprobs
+from gspo_hpc.ops.batch import build, part
 from gspo_hpc.ops.weight_map import shard_shape
+from gspo_hpc.planning.divisions import layers_of_stage
+from gspo_hpc.planning.estimates import moments
 from gspo_hpc.policy import weight_stream
 from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.router_replay import RouterReplay, Routing
 from tests.storages import Storages
 from tests.torch.ledger.card import OnCard, Wide
 
@@ -94,6 +106,131 @@ def _travelling(arch: Architecture, tp: int, ep: int, etp: int, engine: int, ite
         whole=sum(sum(map(math.prod, entry.shapes)) for entry in table) * item,
         layer=max(layers),
     )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Bytes of choices of experts, with the longest completions: of groups in host memory, and of passes."""
+
+    group: int
+    update: int  # in host memory of a rank: what it fetches and packs
+    noting: int  # the same of the pass for old log-probs: what it repeats, or notes and takes apart
+    given: int  # on a card: of one micro-batch that an update repeats
+    kept: bool  # whether a card keeps them for a layer that is computed again
+    noted: int  # on a card, of one micro-batch of the pass for old log-probs
+
+
+def choices(arch: Architecture, config: Config, stage: int) -> Choices:
+    """Return what choices take, by the functions that pack samples, send them, and give them to routers."""
+    assert arch.experts is not None
+    with _ONE_AT_A_TIME:
+        return _choices(arch, config, stage)
+
+
+def _choices(arch: Architecture, config: Config, stage: int) -> Choices:
+    rollout, batch, parallel = config.rollout, config.batch, config.parallel
+    assert arch.experts is not None and batch.num_generations and batch.global_batch_size
+    prompt, length, each = rollout.max_prompt_length, rollout.max_response_length, batch.num_generations
+    kind = np.uint8 if arch.experts.count <= 256 else np.uint16
+    shape = arch.num_layers, arch.experts.top_k
+    completion: Any = np.broadcast_to(np.zeros((), kind), (length - 1, *shape))
+    question: Any = np.broadcast_to(np.zeros((), kind), (prompt, *shape))
+    one, few = _packed(shape, kind), 8 * parallel.tensor_model_parallel_size * parallel.context_parallel_size
+    replays = derived.router_replay(config) == "rollout"
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    replicas = config.world_size // (tp * cp * parallel.pipeline_model_parallel_size)
+
+    def sent(samples: Iterable[Sample]) -> int:
+        keys = sorted({(s.slot, s.index) for s in samples} | {(s.slot, -1) for s in samples})
+        items = [wire_format.Item(*key, (completion if key[1] >= 0 else question,)) for key in keys]
+        return wire_format.payload_bytes(wire_format.header_of(items))
+
+    def dealt(name: str, slots: range) -> list[list[Sample]]:
+        size, every = derived.pass_sizes(config)[name], itertools.product(slots, range(each))
+        samples = [Sample(slot, index, prompt, length) for slot, index in every]
+        counts = {"micro_batch_size": size.micro_batch_size, "micro_batch_tokens": size.micro_batch_tokens}
+        return pack(samples, dp_size=replicas, share_prompts=batch.share_prompts, **counts)[0]
+
+    def packed(batches: list[list[Sample]]) -> int:
+        return one * sum(token_count(samples, batch.share_prompts) for samples in batches)
+
+    updates = derived.updates_per_rollout(batch) // batch.num_iterations
+    first = batch.global_batch_size // each
+    later = dealt("old_logprobs", range(first * (updates - (batch.num_iterations == 1))))
+    of_update, fetched = dealt("update", range(first)), sent(itertools.chain(*later))
+    layers = [n for n in layers_of_stage(arch.num_layers, parallel, stage) if arch.has_experts(n)]
+    routed = _Routed(arch, config, layers, few)
+    noting = fetched + packed(later)
+    if not replays:  # noted by this rank's routers, joined, and taken apart
+        noting = packed(later) + max(packed(later) * routed.on_host // (few * one), fetched)
+    most = {name: moments.micro_batch_tokens(config, name) for name in ("update", "old_logprobs")}
+    return Choices(
+        group=prompt * math.prod(shape) * kind().nbytes + each * completion.nbytes,
+        update=sent(itertools.chain(*of_update)) + packed(of_update),
+        noting=noting,
+        given=routed.given * most["update"] // few,
+        kept=routed.kept,
+        noted=(routed.given if replays else routed.noted) * most["old_logprobs"] // few,
+    )
+
+
+def _packed(shape: tuple[int, int], kind: type) -> int:
+    """Return the bytes of the choices of one token in a micro-batch."""
+    rows = np.zeros((2, *shape), kind)
+    completion = Completion(np.zeros(3, np.int32), np.zeros(3, np.float32), "", "stop", 0, experts=rows)
+    group = Group(0, Prompt(0, np.zeros(2, np.int32), "", {}), (completion,), rows)
+    experts = build({0: group}, [Sample(0, 0, 2, 3)], share_prompts=True).experts
+    assert experts is not None
+    return experts.nbytes // len(experts)
+
+
+class _Routed:
+    """Bytes of the choices of a few tokens that the routers of a rank are given, keep, note, and note in host memory.
+
+    All are of a whole micro-batch of so many tokens, which ranks may split.
+    """
+
+    def __init__(self, arch: Architecture, config: Config, layers: Sequence[int], tokens: int) -> None:
+        assert arch.experts is not None
+        memory, parallel = config.memory, config.parallel
+        top_k, tp, cp = arch.experts.top_k, parallel.tensor_model_parallel_size, parallel.context_parallel_size
+        rows = np.zeros((tokens // 2, arch.num_layers, top_k), np.uint8)
+        words = np.zeros(tokens // 2 + 1, np.int32)
+        completion = Completion(words, np.zeros(len(words), np.float32), "", "stop", 0, experts=rows)
+        group = Group(0, Prompt(0, words[1:], "", {}), (completion,), rows)
+        whole = build({0: group}, [Sample(0, 0, tokens // 2, len(words))], share_prompts=True)
+        share = (0, tp if parallel.sequence_parallel else 1)
+        batch = part(whole, 0, cp, share[1])
+        routers = [RouterReplay(4, torch.device("cpu")) for _ in layers]
+        chunk: Any = object()
+        routing = Routing([(chunk, n, one) for n, one in zip(layers, routers, strict=True)], arch.num_layers, top_k)
+        scores = torch.zeros(batch.tokens.numel() // share[1], 4)
+
+        def forward() -> None:
+            for router in routers:
+                router.get_replay_topk(scores, top_k, None, None, _chosen)
+
+        again = memory.recompute_granularity == "full" or "moe" in memory.recompute_modules
+        routing.begin(training=True, recording=False)
+        held = []
+        for _ in range(2):
+            with Storages() as storages, torch.set_grad_enabled(not again):
+                routing.set_next(chunk, batch, share, (0, cp))
+                forward()
+                held.append(storages)
+        self.given, self.kept = held[1].bytes, held[0].bytes > 0
+        routing.begin(training=False, recording=True)
+        blank = dataclasses.replace(batch, experts=None)
+        with Storages() as storages, torch.no_grad():
+            routing.set_next(chunk, blank, share, (0, cp))
+            forward()
+            self.noted = storages.bytes
+        routing.finish_forward(chunk)
+        self.on_host = sum(kept.nbytes for parts in routing._recorded.values() for kept in parts)
+
+
+def _chosen(scores: torch.Tensor, topk: int, **unused: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return scores.new_zeros(len(scores), topk), torch.zeros(len(scores), topk, dtype=torch.int64)
 
 
 def merging(arch: Architecture, config: Config) -> int:

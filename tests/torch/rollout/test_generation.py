@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import EngineDied, Sampling
+from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.passes import Abandoned
@@ -44,6 +46,7 @@ class StandInEngine:
 
     def __init__(self, deaths: int = 0) -> None:
         self.waiting: list[tuple[int, Prompt, list[int]]] = []
+        self.reports: list[bool] = []  # whether experts were asked for, by group
         self.tokens_generated, self.deaths, self.restarts, self.aborted = 0, deaths, 0, False
 
     @property
@@ -54,8 +57,9 @@ class StandInEngine:
     def running(self) -> int:
         return sum(len(seeds) for _, _, seeds in self.waiting)
 
-    def submit(self, slot: int, prompt: Prompt, seeds: list[int], sampling: Sampling) -> None:
+    def submit(self, slot: int, prompt: Prompt, seeds: list[int], sampling: Sampling, *, reports_experts: bool) -> None:
         self.waiting.append((slot, prompt, seeds))
+        self.reports.append(reports_experts)
 
     def step(self) -> list[Group]:
         if self.deaths:
@@ -129,6 +133,15 @@ def test_all_groups_are_graded_journalled_and_reported(tmp_path: Path) -> None:
     assert seen == [(2, 2), (2, 4), (2, 6)]
     assert all(c.reward == 1.0 for group in found.values() for c in group.completions)
     assert [c.seed for c in found[1].completions] == [sample_seed(7, 5, 1, 11, index) for index in range(2)]
+
+
+@pytest.mark.parametrize(("rollout", "reported"), [(0, True), (5, True), (EVAL_ROLLOUT, False)])
+def test_evaluations_have_no_experts_reported(rollout: int, reported: bool) -> None:
+    """Nothing reads them there, and a large evaluation would have gigabytes."""
+    work = generation(StandInEngine(), StandInPool())
+    work.request = replace(work.request, rollout=rollout)
+    work.run()
+    assert set(work.engine.reports) == {reported}
 
 
 def test_a_dead_engine_is_restarted_once_and_not_twice() -> None:
