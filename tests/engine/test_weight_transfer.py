@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -256,6 +256,23 @@ def test_a_file_in_the_place_of_another_is_told_apart() -> None:
     other.reserve(10)
     assert other.address()["path"] == first["path"] and other.address() != first
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("platform", "workers", "peers", "kind"),
+    [
+        ("cuda", 1, False, CudaBuffer),
+        ("cuda", 2, True, CudaBuffer),
+        ("cuda", 8, True, CudaBuffer),
+        ("cuda", 2, False, HostBuffer),  # the only rank there fills the memory of several workers
+        ("cpu", 1, False, HostBuffer),
+        ("cpu", 2, True, HostBuffer),
+    ],
+)
+def test_weights_stay_on_gpus_wherever_each_has_a_rank(platform: str, workers: int, peers: bool, kind: type) -> None:
+    """A detour over host memory costs minutes of each rollout of a large model."""
+    sender = WeightSender(platform, workers, 1 << 20, cast(Any, object()) if peers else None)
+    assert type(sender._buffer) is kind
 
 
 def test_exports_of_gpu_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gspo_hpc.ops import weight_parts
 from gspo_hpc.ops.weight_parts import Fingerprint, Part, Scratch, stream_of
@@ -170,6 +171,17 @@ def test_the_same_bits_of_another_dtype_are_others(shape: tuple[int, ...], dtype
     assert kinds[0].shape == kinds[1].shape == whole[..., :: dtypes[0].itemsize].shape
     assert len({fingerprint([Part("w", shape, kind[0])]) for kind in kinds}) == 2
     assert len({fingerprint([Part("e.{}.w", (2, *shape), kind, (0, 1))]) for kind in kinds}) == 2
+
+
+@pytest.mark.parametrize("shape", [(7,), (16, 8), (256, 128)])
+@pytest.mark.parametrize("experts", [(), (0, 1, 2)])
+def test_no_number_is_read_from_a_gpu(shape: tuple[int, ...], experts: tuple[int, ...]) -> None:
+    """A tensor without values has none: to read one of each tensor of a mixture would wait thousands of times."""
+    whole = (len(experts), *shape) if experts else shape
+    with FakeTensorMode():
+        fingerprint = Fingerprint()
+        fingerprint.add(Part("w.{}" if experts else "w", whole, torch.empty(*whole), experts))
+        assert fingerprint.values().shape == (max(1, len(experts)),)
 
 
 def test_values_that_change_alike_change_it() -> None:
