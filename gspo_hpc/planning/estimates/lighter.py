@@ -1,7 +1,7 @@
 """Changes with which the trainer takes less of a GPU: only those that are enough by the estimate itself.
 
-Each is tried alone, then several together. Another layout is named where the GPUs that train can hold the model at all;
-otherwise only more of them, or larger ones, can.
+Each is tried alone, then several together. Where the GPUs that train may hold the model at all, `suggest` is named: it
+looks whether a layout does, which takes longer. Otherwise only more of them, or larger ones, can.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def _smaller(config: Config) -> Iterator[Settings]:
 
 
 def _machines(arch: Architecture, config: Config, device: Device) -> str:
-    """Return which GPUs have room: the same in another layout if the model can be cut so that a part fits."""
+    """Return what has room: what `suggest` finds if the model may be cut so that a part fits, else other GPUs."""
     parallel, world = config.parallel, config.world_size or 1
     ranks = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
     least = parameters.least_state(arch, config) / world + memory.CONTEXT
     if world > ranks and least <= device.memory:
-        return "another layout (gspo-hpc suggest)"
+        return "other settings or machines (gspo-hpc suggest)"
     return f"more GPUs that train, or {LARGER}"

@@ -103,7 +103,7 @@ def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
     """
     first = shown[0]
     if len(fix.changes) > 1:
-        return fix.distance <= _AS_NEAR * first.distance
+        return fix.distance <= _AS_NEAR * first.distance and not any(_is_no_better(fix, other) for other in shown)
     change, weight = fix.changes[0], distances.weight(fix.changes[0].key)
     if not (distances.is_number(change.start) and distances.is_number(change.value)):
         return True
@@ -116,6 +116,46 @@ def is_near(fix: Fix, shown: Sequence[Fix]) -> bool:
         return True
     farthest = max(_OTHER_SIDE * first.distance, weight / 2)
     return (change.value > change.start) not in sides and fix.distance <= farthest
+
+
+def _is_no_better(fix: Fix, other: Fix) -> bool:
+    """Return whether a fix changes the same settings in the same directions as another one, and none of them less.
+
+    One that changes something less and brings a warning for that is no better. Of two lengths that share a sum, either
+    may be the one that matters.
+    """
+    if settings_of(fix) != settings_of(other):
+        return False
+    before = {change.key: change for change in other.changes}
+    both = [(change, before[change.key]) for change in fix.changes]
+    if not all(_is_one_direction(*pair) for pair in both):
+        return False
+    return fix.warnings > other.warnings or all(mine.distance >= theirs.distance for mine, theirs in both)
+
+
+def _is_one_direction(change: Change, other: Change) -> bool:
+    """Return whether both changes of a setting make it larger, or both smaller, or give a number where none was."""
+    if distances.is_number(change.value) and distances.is_number(other.value):
+        start = change.start
+        return not distances.is_number(start) or (change.value > start) == (other.value > start)
+    return is_same(change.key, change.value, other.value)
+
+
+def without_repeated(fixes: Iterable[Fix]) -> list[Fix]:
+    """Return fixes in their order, without those that say nothing new.
+
+    Such a fix changes the same settings as one before it to no better values, or each of its several changes is part of
+    one before it: what repairs one rule need not be told with everything that repairs another one.
+    """
+    found = list[Fix]()
+    for fix in fixes:
+        told = {setting_of(change) for other in found if len(other.changes) > 1 for change in other.changes}
+        several = len(fix.changes) > 1
+        if several and not fix.left and told.issuperset(map(setting_of, fix.changes)):
+            continue
+        if fix not in found and not (several and any(_is_no_better(fix, other) for other in found)):
+            found.append(fix)
+    return found
 
 
 def is_round(change: Change) -> bool:

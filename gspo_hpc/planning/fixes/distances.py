@@ -94,6 +94,7 @@ MOVED = 0.05  # of a fix that gives what a config says another name
 EACH_MORE = 0.2  # of every choice beside the first: one more setting is not worth a hundredth of another
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
+_SET_APART = 3.5  # of engines that take GPUs of every node, where nothing says how many: each number is a guess
 
 
 def size(key: str) -> Size:
@@ -101,6 +102,11 @@ def size(key: str) -> Size:
     if key == "model.path":
         return Size.MODEL
     return _SIZES.get(key, _SIZES_OF_SECTIONS.get(key.partition(".")[0], Size.SWITCH))
+
+
+def is_of_machines(key: str) -> bool:
+    """Return whether a change of a setting asks for other machines than one has, or for another model."""
+    return size(key) >= Size.HARDWARE
 
 
 def weight(key: str) -> float:
@@ -111,6 +117,8 @@ def weight(key: str) -> float:
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
     doubling, before = weight(key), start(key, before)
+    if key == "rollout.engines_per_node" and before is None and is_number(value):
+        return _SET_APART
     if key.startswith(ENGINE) and before is not None:
         name = key.removeprefix(ENGINE)
         if value is None:  # what was given is lost
@@ -119,6 +127,8 @@ def between(key: str, before: Any, value: Any) -> float:
             return (_REWRITTEN + _LATER * likely.index(value)) * doubling
         if not engine_arguments.takes(name, before):  # so it is no number that this one is near to
             return doubling
+    if isinstance(before, int) and isinstance(value, int) and 0 in (before, value) and max(before, value) > 0:
+        return doubling * (math.log2(max(before, value)) + 1.0)  # none is one less than 1: not nearer to 3 than 1 is
     if is_number(before) and is_number(value) and before > 0 and value > 0:
         return doubling * abs(math.log2(value / before))
     if isinstance(before, str) and isinstance(value, str):

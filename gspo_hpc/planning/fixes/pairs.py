@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.fixes.candidates import candidates
 from gspo_hpc.planning.fixes.change import FEW, Change, Fix, Setting, nearest, setting_of, together
 from gspo_hpc.planning.fixes.faults import left_of, topics_of
+from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.settings import ENGINE, with_value
 
@@ -37,11 +39,15 @@ _Pair = tuple[Change, Config, Change]  # the first change, the config after it, 
 class Pairs:
     """The pairs of changes that fix one plan. To be made after the singles of `search` are found."""
 
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        # What leaves fewer rules broken comes first: its other half is nearest.
+    def __init__(self, search: Search, *, machines: bool = True) -> None:
+        """`machines`: whether a change may be of other machines."""
+        self.search, self.machines = search, machines
+        named = {key for item in search.broken for key in mentioned(item.message)}
+        # What leaves fewer rules broken comes first: its other half is nearest. Then what broken rules speak of: two
+        # lengths make one sum, and there may be more settings beside than there is room for.
         self.firsts = sorted(
-            search.firsts, key=lambda first: (left_of(first[2].broken) >= search.left, first[0].distance)
+            (first for first in search.firsts if machines or not distances.is_of_machines(first[0].key)),
+            key=lambda first: (left_of(first[2].broken) >= search.left, first[0].key not in named, first[0].distance),
         )
         self.known: dict[frozenset[Setting], Fix | None] = {}
 
@@ -115,7 +121,9 @@ class Pairs:
         """Yield the settings that a second change may be of, with the values that are worth a try."""
         topics = topics_of(plan.broken)
         for key, values in candidates(changed, plan, topics, self.search.rows).items():
-            if key != first.key and not _has_no_part(key, topics, server=plan.server):
+            if key == first.key or _has_no_part(key, topics, server=plan.server):
+                continue
+            if self.machines or not distances.is_of_machines(key):
                 yield key, values
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import distances, search
-from gspo_hpc.planning.fixes.change import Change, Fix, is_same
+from gspo_hpc.planning.fixes.change import Change, Fix, is_same, without_repeated
 from gspo_hpc.planning.fixes.nearest import Nearest
-from gspo_hpc.planning.fixes.pairs import Pairs
+from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
 from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
@@ -49,14 +49,20 @@ def offered(config: Config, rows: int | None = None) -> list[Fix]:
 
     Another model is another experiment, so that what can be repaired of this one goes before it, even if it is not all.
     """
-    fixes = search.find(config, rows)
+    plan = make_plan(config, rows)
+    if plan.valid:
+        return []
+    whole = Search(config, rows, plan)
+    fixes = whole.found(search.MAX_OFFERED, ROOM)
+    if whole.answered:
+        return fixes
     models = [fix for fix in fixes if all(change.key == "model.path" for change in fix.changes)]
     others = [fix for fix in fixes if fix not in models]
     if any(len(fix.changes) == 1 for fix in others):
         return fixes
     found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf))
     here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
-    return [*here, *others, *(fix for fix in found if fix not in here), *models]
+    return without_repeated([*here, *others, *(fix for fix in found if fix not in here), *models])
 
 
 def find(config: Config, rows: int | None = None) -> Fix | None:

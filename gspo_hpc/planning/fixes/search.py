@@ -15,7 +15,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.fixes import by_type, distances, moves
+from gspo_hpc.planning.fixes import by_type, distances, moves, suggested
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
 from gspo_hpc.planning.fixes.change import (
@@ -28,9 +28,11 @@ from gspo_hpc.planning.fixes.change import (
     nearest,
     setting_of,
     settings_of,
+    without_repeated,
 )
 from gspo_hpc.planning.fixes.faults import left_of, topics_of
 from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
+from gspo_hpc.planning.fixes.suggested import Suggested
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
@@ -79,20 +81,33 @@ class Search:
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
+        self.answered = False  # whether what `suggest` finds says all: memory is lacking, and nothing else
 
     def found(self, limit: int, room: int) -> list[Fix]:
-        """Return fixes of one change and of two; where only machines are enough alone, also a layout and a model."""
+        """Return fixes of one change and of two; for plans that lack memory, also what `suggest` finds for them.
+
+        Where only machines are enough alone, also a layout that makes do with those that there are, and a model.
+        """
         singles = self.singles()
-        only_machines = all(distances.size(fix.changes[0].key) == distances.Size.HARDWARE for fix in singles)
-        layout = self.layout() if only_machines else []
+        only_machines = all(distances.is_of_machines(fix.changes[0].key) for fix in singles)
+        told = suggested.find(self) if Topic.MEMORY in self.topics else Suggested()
+        self.answered = self.topics == {Topic.MEMORY} and told.found
+        if told.remedies:
+            singles = told.without_others(singles)
+        layout = list(told.layout or (self.layout() if only_machines and not told.remedies else ()))
+        pairs = [] if self.answered and told.remedies else self._pairs(singles, limit, room, machines=not told.layout)
+        models = self._other_models() if only_machines and not self.answered else []
+        models = models[:1] if singles or layout or pairs else models
+        found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
+        return without_repeated([*found, *told.remedies])
+
+    def _pairs(self, singles: list[Fix], limit: int, room: int, *, machines: bool) -> list[Fix]:
+        """Return `limit` fixes of two changes that are not much farther than the nearest of one."""
         alone = {setting_of(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in Pairs(self).find(room, alone, farthest) if not is_nearly_alone(fix, singles)]
+        pairs = [fix for fix in Pairs(self, machines=machines).find(room, alone, farthest) if not is_nearly_alone(fix, singles)]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
-        pairs = [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
-        models = self._other_models() if only_machines else []
-        models = models[:1] if singles or layout or pairs else models
-        return sorted(self.shown(singles, limit) + pairs + layout + models, key=self.order)
+        return [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
 
     def order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
@@ -244,19 +259,7 @@ class Search:
         """
         if Topic.MEMORY not in self.topics and all(left_of(plan.broken)[0] for _, _, plan in self.firsts):
             return []
-        from gspo_hpc.planning import layouts  # only here: most plans are fixed without
-
-        try:
-            found = layouts.find(self.config, limit=1)
-        except ValueError:  # the GPU, or the sizes of the model, are not known
-            return []
-        changed, changes = self.config, list[Change]()
-        for key, value in found[0].settings.items() if found else ():
-            if value != (before := value_of(self.config, key)):
-                changed = with_value(changed, key, value)
-                changes.append(Change(key, before, value))
-        fix = self.fix(self.judge(changed), *changes) if changes else None
-        return [fix] if fix is not None else []
+        return [*suggested.find(self, remedies=False).layout]
 
     def _other_models(self) -> list[Fix]:
         """Return the nearest known model that fixes the plan, and the largest of all if that is much larger.

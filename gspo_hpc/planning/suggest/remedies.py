@@ -26,7 +26,7 @@ from gspo_hpc.planning.fixes.change import Change
 from gspo_hpc.planning.layouts import Candidate, Search
 from gspo_hpc.planning.plan import judge
 from gspo_hpc.planning.rules.engine_arguments import takes
-from gspo_hpc.planning.settings import ENGINE, divisors, with_value
+from gspo_hpc.planning.settings import ENGINE, divisors, value_of, with_value
 from gspo_hpc.planning.suggest import cuts
 from gspo_hpc.system.text import GIB, in_gib
 
@@ -55,6 +55,7 @@ class Remedy:
     text: str  # what they are
     headroom: float  # share of the card that passes of the best layout leave
     risk: str  # the same in words
+    layout: dict[str, Any]  # settings of the best layout, those that the config with the changes has not
 
     def __str__(self) -> str:
         settings = " ".join(f"{key}={written(value)}" for key, value in self.changes.items())
@@ -97,7 +98,7 @@ def find(config: Config, keep: frozenset[str] = frozenset(), response_tokens: fl
     if not first:
         return _found(config, asked)
     if (best := _best(config, asked, first)) is not None:
-        return [_remedy(Idea(first, _FIRST), best)]
+        return [_remedy(_changed(config, first), Idea(first, _FIRST), best)]
     found = _found(_changed(config, first), asked)
     return [replace(one, changes=first | one.changes, text=f"{one.text}, and {_FIRST}") for one in found]
 
@@ -139,8 +140,15 @@ def _budgets(config: Config, asked: Asked) -> dict[str, Any]:
 def _found(config: Config, asked: Asked) -> list[Remedy]:
     kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in asked.keep else [_engine_over_nodes])]
     machines = [one for kind in kinds for one in _first(config, asked, kind)]
-    others = [*_first(config, asked, _shorter_responses), *_smaller_models(config, asked)]
-    return (machines or _pairs(config, asked)) + others
+    return (machines or _pairs(config, asked)) + _shorter(config, asked) + _smaller_models(config, asked)
+
+
+def _shorter(config: Config, asked: Asked) -> list[Remedy]:
+    """Return the longest of shorter responses with which a layout fits: none where not even the shortest are enough."""
+    *_, shortest = (None, *_shorter_responses(config))
+    if shortest is None or _best(config, asked, shortest.changes) is None:
+        return []
+    return _first(config, asked, _shorter_responses)
 
 
 def lacking(search: Search) -> str:
@@ -177,10 +185,10 @@ def _broken_by_all(search: Search) -> str:
 
 def _first(config: Config, asked: Asked, kind: Kind) -> list[Remedy]:
     """Return the first change of a kind with which a layout fits, and one that leaves more if that is too little."""
-    return _with_larger((idea, _best(config, asked, idea.changes)) for idea in kind(config))
+    return _with_larger(config, ((idea, _best(config, asked, idea.changes)) for idea in kind(config)))
 
 
-def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]:
+def _with_larger(config: Config, tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]:
     """Return the first idea that has a layout; where that may run out of memory, also the first one that leaves more.
 
     The best layout of that has enough for what allocators reserve, so it is not one that may run out of memory, too.
@@ -190,18 +198,21 @@ def _with_larger(tried: Iterable[tuple[Idea, Candidate | None]]) -> list[Remedy]
         return []
     idea, best = first
     words = _FITS if best.memory.headroom >= 0 else _TENSORS_FIT
-    found = [_remedy(idea._replace(text=f"{idea.text} {words}"), best)]
+    found = [_remedy(config, idea._replace(text=f"{idea.text} {words}"), best)]
     if found[0].headroom < 0:
         larger = itertools.islice(fitting, _LARGER_TRIED)
         roomy = ((idea, best) for idea, best in larger if best.memory.headroom >= 0)
         found += [
-            _remedy(idea._replace(text=f"{idea.text} {_LEAVES}"), best) for idea, best in itertools.islice(roomy, 1)
+            _remedy(config, idea._replace(text=f"{idea.text} {_LEAVES}"), best)
+            for idea, best in itertools.islice(roomy, 1)
         ]
     return found
 
 
-def _remedy(idea: Idea, best: Candidate) -> Remedy:
-    return Remedy(idea.changes, idea.text, best.memory.headroom, risk(best.memory.headroom))
+def _remedy(config: Config, idea: Idea, best: Candidate) -> Remedy:
+    changed = _changed(config, idea.changes)
+    layout = {key: value for key in layouts.PRINTED if (value := value_of(best.config, key)) != value_of(changed, key)}
+    return Remedy(idea.changes, idea.text, best.memory.headroom, risk(best.memory.headroom), layout)
 
 
 def _pairs(config: Config, asked: Asked) -> list[Remedy]:
@@ -214,7 +225,7 @@ def _pairs(config: Config, asked: Asked) -> list[Remedy]:
         (_other_gpu, _shorter_responses),
     ]
     kinds = (pair for pair in pairs if _ENGINE not in asked.keep or _engine_over_nodes not in pair)
-    found = (_with_larger(_tried_pairs(config, asked, *pair)) for pair in kinds)
+    found = (_with_larger(config, _tried_pairs(config, asked, *pair)) for pair in kinds)
     return [one for both in itertools.islice(filter(None, found), _PAIRS) for one in both]
 
 
@@ -267,7 +278,7 @@ def _other_gpu(config: Config) -> Iterator[Idea]:
     cluster = config.cluster
     own = devices.card(cluster)
     assert own is not None
-    if cluster.gpu is None and cluster.gpu_memory_gb is not None:
+    if cluster.gpu_memory_gb is not None:  # which counts before the name
         for memory in (size for size in devices.sold_sizes() if size > cluster.gpu_memory_gb):
             yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest known")
         return
@@ -303,7 +314,7 @@ def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
     def first(paths: Iterable[str], kinship: catalog.Kinship | None = None) -> list[Remedy]:
         """Return the first of these models with which a layout fits, and one that leaves more."""
         kin = ((path, catalog.kinship(str(config.model.path), path) if kinship is None else kinship) for path in paths)
-        return _with_larger((Idea({"model.path": path}, _WORDS[kind]), best(path)) for path, kind in kin)
+        return _with_larger(config, ((Idea({"model.path": path}, _WORDS[kind]), best(path)) for path, kind in kin))
 
     found = first(smaller)
     if not found:

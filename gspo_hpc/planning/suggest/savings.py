@@ -43,7 +43,7 @@ def fitting(
     Gradients in 16 bits change sums, so they are tried only where nothing else is enough.
     """
     found_one, config = False, wanted
-    if _at_least(arch, device, wanted, keep) > device.memory:
+    if not _may_fit(arch, device, wanted, keep):
         return
     for config in _ways(wanted, keep):
         if (one := _tried(arch, device, config, keep)) is not None:
@@ -98,9 +98,9 @@ def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset
     return min(found, key=lambda one: one.peak.total)
 
 
-def _at_least(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> int:
-    """Return what the layout takes of a GPU with all that saves memory, by which most that do not fit are known."""
-    return min(memory.estimate(arch, way, device).peak.total for way in _lightest(wanted, keep))
+def _may_fit(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> bool:
+    """Return whether the layout fits on a GPU with all that saves memory: most that do not fit are known by that."""
+    return any(memory.estimate(arch, way, device).peak.total <= device.memory for way in _lightest(wanted, keep))
 
 
 def _lightest(wanted: Config, keep: frozenset[str]) -> list[Config]:

@@ -13,7 +13,7 @@ from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.plan import make_plan
 from tests.unit.planning.test_memory_estimate import SHARE, advised, made, overridden
 
-MACHINES = ("another layout (gspo-hpc suggest)", "more GPUs that train, or GPUs with more memory")
+MACHINES = ("other settings or machines (gspo-hpc suggest)", "more GPUs that train, or GPUs with more memory")
 ROOMY = {"tensor_parallel_size": 8, "engine": {SHARE: 0.9}}
 
 

@@ -141,7 +141,7 @@ def test_the_lightest_layout_has_the_gradients_that_take_less(distributed: bool,
 
 def test_two_pairs_of_kinds_are_offered_of_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter(("first", None, "second", "third", "fourth"))
-    monkeypatch.setattr(remedies, "_with_larger", lambda tried: [one] if (one := next(told)) else [])
+    monkeypatch.setattr(remedies, "_with_larger", lambda config, tried: [one] if (one := next(told)) else [])
     assert remedies._pairs(made("Qwen/Qwen3-8B", 1, 1), remedies.Asked()) == ["first", "second"]
 
 

@@ -1,0 +1,71 @@
+"""What `suggest` finds for a plan that lacks memory, as fixes: its first layout, or else each of its remedies.
+
+A remedy comes with the best layout with it, unless the layout of the config is enough then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gspo_hpc.planning.fixes import distances
+from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.settings import value_of, with_value
+
+if TYPE_CHECKING:
+    from gspo_hpc.planning.fixes.search import Search
+
+
+class Suggested(NamedTuple):
+    """The fixes that `suggest` finds: of one kind, or none where it cannot look for layouts."""
+
+    layout: tuple[Fix, ...] = ()  # the best layout of the GPUs that there are
+    remedies: tuple[Fix, ...] = ()  # where none fits on these
+
+    @property
+    def found(self) -> bool:
+        """Return whether there is any."""
+        return bool(self.layout or self.remedies)
+
+    def without_others(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Return the fixes of settings that no remedy changes: of other machines, remedies are the nearest."""
+        changed = {change.key for fix in self.remedies for change in fix.changes}
+        return [
+            fix
+            for fix in fixes
+            if fix.changes[0].key not in changed or not distances.is_of_machines(fix.changes[0].key)
+        ]
+
+
+def find(search: Search, *, remedies: bool = True) -> Suggested:
+    """Return what `suggest` names first for the config; of `remedies`, which take longer, only if they are wanted."""
+    from gspo_hpc.planning import layouts  # only here: most plans are fixed without
+
+    try:
+        best = next(iter(layouts.Search(search.config, models=search.models).ranked(1)), None)
+    except ValueError:  # the GPU, or the sizes of the model, are not known
+        return Suggested()
+    if best is not None:
+        changed = {key: value_of(best.config, key) for key in layouts.PRINTED}
+        fix = _fix(search, changed)
+        return Suggested(layout=() if fix is None else (fix,))
+    return Suggested(remedies=tuple(_remedies(search))) if remedies else Suggested()
+
+
+def _remedies(search: Search) -> Iterator[Fix]:
+    from gspo_hpc.planning.suggest import remedies  # only here, as above
+
+    for one in remedies.find(search.config):
+        fix = _fix(search, one.changes) or _fix(search, one.changes | one.layout)
+        if fix is not None:
+            yield fix
+
+
+def _fix(search: Search, settings: Mapping[str, Any]) -> Fix | None:
+    """Return these settings as a fix, if the plan with them keeps every rule."""
+    config, changes = search.config, list[Change]()
+    for key, value in settings.items():
+        if value != (before := value_of(search.config, key)):
+            config = with_value(config, key, value)
+            changes.append(Change(key, before, value))
+    return search.fix(search.judge(config), *changes) if changes else None
