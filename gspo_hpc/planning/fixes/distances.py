@@ -94,7 +94,6 @@ MOVED = 0.05  # of a fix that gives what a config says another name
 EACH_MORE = 0.2  # of every choice beside the first: one more setting is not worth a hundredth of another
 _REWRITTEN, _LATER = 0.1, 0.01  # times the weight: the first number that a text may mean, and each one after it
 _LEFT_OUT = 2.0  # times the weight
-_SET_APART = 3.5  # of engines that take GPUs of every node, where nothing says how many: each number is a guess
 
 
 def size(key: str) -> Size:
@@ -117,8 +116,6 @@ def weight(key: str) -> float:
 def between(key: str, before: Any, value: Any) -> float:
     """Return the distance of two values of a setting: its weight, times the doublings between numbers."""
     doubling, before = weight(key), start(key, before)
-    if key == "rollout.engines_per_node" and before is None and is_number(value):
-        return _SET_APART
     if key.startswith(ENGINE) and before is not None:
         name = key.removeprefix(ENGINE)
         if value is None:  # what was given is lost

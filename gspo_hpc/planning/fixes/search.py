@@ -41,6 +41,7 @@ MAX_OFFERED = 6
 _AS_LARGE, _AS_SMALL = 2.0, 0.125  # times the parameters of a model, between which one of another family is near
 _MUCH_LARGER = 1.5  # times the parameters of a model of the same family, so that one of another family is offered, too
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
+_SET_APART = "rollout.engines_per_node"
 _UTILIZATION = f"{ENGINE}gpu_memory_utilization"
 # The largest that fits is wanted.
 _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens", "batch.micro_batch_tokens")
@@ -90,7 +91,7 @@ class Search:
         """
         singles = self.singles()
         only_machines = all(distances.is_of_machines(fix.changes[0].key) for fix in singles)
-        told = suggested.find(self) if Topic.MEMORY in self.topics else Suggested()
+        told = suggested.find(self) if suggested.is_asked(self) else Suggested()
         self.answered = self.topics == {Topic.MEMORY} and told.found
         if told.remedies:
             singles = told.without_others(singles)
@@ -105,7 +106,11 @@ class Search:
         """Return `limit` fixes of two changes that are not much farther than the nearest of one."""
         alone = {setting_of(fix.changes[0]) for fix in singles}
         farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
-        pairs = [fix for fix in Pairs(self, machines=machines).find(room, alone, farthest) if not is_nearly_alone(fix, singles)]
+        pairs = [
+            fix
+            for fix in Pairs(self, machines=machines).find(room, alone, farthest)
+            if not is_nearly_alone(fix, singles)
+        ]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
         return [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
 
@@ -113,16 +118,18 @@ class Search:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
 
         Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
-        size. A change that brings a warning counts as one of the next size.
+        size. A change that brings a warning counts as one of the next size. Of several changes, those that guess how
+        many GPUs of every node engines take come after those that guess nothing.
         """
         if fix.moved:
-            return distances.Size.SWITCH, 1, fix.distance
+            return distances.Size.SWITCH, 1, False, fix.distance
         size = int(max(distances.size(change.key) for change in fix.changes))
         if self.topics & _ARITHMETIC:
             size = max(size, distances.Size.BATCH)
         elif fix.warnings:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
-        return size, len(fix.changes), fix.distance
+        guessed = any(change.key == _SET_APART and change.before is None for change in fix.changes)
+        return size, len(fix.changes), guessed and len(fix.changes) > 1, fix.distance
 
     def judge(self, config: Config, enough: int = 0, *, on_the_way: bool = False) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.rules.memory import MemoryRule
 from gspo_hpc.planning.settings import value_of, with_value
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.fixes.search import Search
+
+_OF_GPUS = (
+    MemoryRule.TRAINER_FITS_GPU_MEMORY,
+    MemoryRule.ENGINE_FITS_GPU_MEMORY,
+    MemoryRule.KV_CACHE_HOLDS_LONGEST_SEQUENCE,
+)
 
 
 class Suggested(NamedTuple):
@@ -35,6 +42,11 @@ class Suggested(NamedTuple):
             for fix in fixes
             if fix.changes[0].key not in changed or not distances.is_of_machines(fix.changes[0].key)
         ]
+
+
+def is_asked(search: Search) -> bool:
+    """Return whether the plan lacks memory of a GPU: a layout is no help to a node that a job gives too little."""
+    return any(item.rule in _OF_GPUS for item in search.broken)
 
 
 def find(search: Search, *, remedies: bool = True) -> Suggested:

@@ -217,7 +217,7 @@ def test_what_would_have_to_change_was_tried(
     assert main.main(["suggest", str(file), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert told["changes"] == [one.to_json() for one in found] and "GiB of a GPU in" in told["errors"][0]
-    assert all({"changes", "text", "headroom", "risk"} == one.keys() for one in told["changes"])
+    assert all({"changes", "text", "headroom", "risk", "layout"} == one.keys() for one in told["changes"])
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,13 @@ def test_a_power_of_two_is_preferred_less_than_half_a_doubling_away(before: int,
 
 def test_two_changes_are_near_up_to_half_as_far_again_as_the_first() -> None:
     first, near, far = (
-        Fix((Change("batch.global_batch_size", 64, size), Change("batch.num_generations", 8, 16)))
-        for size in (128, 252, 300)
+        Fix((Change("batch.global_batch_size", 64, size), Change("batch.num_generations", 8, group)))
+        for size, group in ((128, 16), (252, 4), (300, 4))
     )
     assert 1.4 * first.distance < near.distance < 1.5 * first.distance < far.distance < 3 * first.distance
     assert is_near(near, [first]) and not is_near(far, [first])
+    larger = Fix((Change("batch.global_batch_size", 64, 252), Change("batch.num_generations", 8, 16)))
+    assert not is_near(larger, [first]), "both are larger, and none is nearer"
 
 
 def test_multiples_on_both_sides_of_a_number_are_tried() -> None:

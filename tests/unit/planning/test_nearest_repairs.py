@@ -171,7 +171,7 @@ def test_other_machines_and_far_repairs_come_last_or_not_at_all(monkeypatch: pyt
         return [nodes] if self.machines else [near, far, farther]
 
     monkeypatch.setattr(nearest.Nearest, "find", found)
-    monkeypatch.setattr(search, "find", lambda config, rows: [pair])
+    monkeypatch.setattr(search.Search, "found", lambda self, limit, room: [pair])
     assert 2 * near.distance < far.distance < 4 * near.distance
     assert repair.offered(config) == [near, pair, nodes] and asked == [3, 1]
 

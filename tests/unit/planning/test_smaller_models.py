@@ -105,7 +105,7 @@ def test_another_size_of_the_same_model_comes_first(model: str, gpus: int, names
 def test_a_fix_prefers_the_same_model_in_another_size() -> None:
     base = made("Qwen/Qwen2.5-Coder-32B-Instruct", 1, 1)
     models = [change.value for fix in search.find(base) for change in fix.changes if change.key == "model.path"]
-    assert models[0] == "Qwen/Qwen2.5-Coder-1.5B-Instruct"  # in the layout as it is; 3B needs another one
+    assert models[0] == "Qwen/Qwen2.5-Coder-3B-Instruct"  # in another layout; the one as it is holds 1.5B
 
 
 @pytest.mark.parametrize("short", ["micro_batch_tokens", "logprob_micro_batch_tokens"])

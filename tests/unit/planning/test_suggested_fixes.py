@@ -1,7 +1,7 @@
 """Fixes of plans that lack memory are what `suggest` finds, on clusters and models drawn at random (25 s).
 
-They would catch a list without suggest's first layout, without one of its remedies where no layout fits, with a fix that
-breaks a rule, or with the same change told twice.
+They would catch a list without suggest's first layout, without one of its remedies where no layout fits, with a fix
+that breaks a rule, or with the same change told twice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def direction(fix: Fix) -> frozenset[tuple[str, Any]]:
 
 def test_fixes_of_memory_have_what_suggest_finds() -> None:
     seen = {"layout": 0, "remedies": 0}
-    for seed in range(40):
+    for seed in range(24):
         config = drawn(seed)
         broken = {str(item.rule) for item in make_plan(config).broken}
         if not broken.intersection(MEMORY):
@@ -82,15 +82,13 @@ def test_fixes_of_memory_have_what_suggest_finds() -> None:
             assert make_plan(changed(config, remedy.changes | remedy.layout)).valid
             seen["remedies"] += 1
         assert all("another layout" not in item.message for item in make_plan(config).broken)
-    assert min(seen.values()) > 5, seen
+    assert min(seen.values()) > 3, seen
 
 
 def test_no_layout_of_one_node_holds_experts_and_suggest_names_machines_and_a_model() -> None:
     """A card of 288 GB and the smallest model of all were offered."""
     fixes = [changes(fix) for fix in repair.offered(made("Qwen3-30B-A3B", {"gpus_per_node": 8, "gpu_memory_gb": 64}))]
-    machines = [
-        {key: value for key, value in fix.items() if key.startswith(("cluster.", "model."))} for fix in fixes
-    ]
+    machines = [{key: value for key, value in fix.items() if key.startswith(("cluster.", "model."))} for fix in fixes]
     assert machines == [{"cluster.nodes": 2}, {"cluster.gpu_memory_gb": 80}, {"model.path": "Qwen3-14B"}]
 
 
