@@ -40,7 +40,7 @@ class Pairs:
     """The pairs of changes that fix one plan. To be made after the singles of `search` are found."""
 
     def __init__(self, search: Search, *, machines: bool = True) -> None:
-        """`machines`: whether a change may be of other machines."""
+        """Begin with what singles left; `machines` says whether a change may be of other machines."""
         self.search, self.machines = search, machines
         named = {key for item in search.broken for key in mentioned(item.message)}
         # What leaves fewer rules broken comes first: its other half is nearest. Then what broken rules speak of: two

@@ -1,4 +1,4 @@
-"""What `suggest` finds for a plan that lacks memory, as fixes: its first layout, or else each of its remedies.
+"""Fixes that `suggest` finds for a plan that lacks memory: its first layout, or else each of its remedies.
 
 A remedy comes with the best layout with it, unless the layout of the config is enough then.
 """
