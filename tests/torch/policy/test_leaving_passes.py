@@ -1,8 +1,8 @@
 """When a pass is left: before it begins where communication overlaps with it, else between two micro-batches.
 
 It costs nothing. Catches a stop that waits for a whole pass although nothing overlaps, one in the middle of a pass
-where all ranks take part in collectives, ranks with one another's experts that do not decide together, and a vote that
-is read before it has come from the GPU.
+where all ranks take part in collectives, ranks with one another's experts that do not decide together, a vote that
+is read before it has come from the GPU, and one that is waited for at once.
 """
 
 from __future__ import annotations
@@ -118,3 +118,35 @@ def test_a_vote_is_read_once_it_has_come_from_the_gpu(monkeypatch: pytest.Monkey
     group: Any = None
     vote = passes._Vote(False, group, torch.device("cuda"))
     assert len(under_way) == 1 and vote.result()
+
+
+def test_the_answer_to_one_vote_is_read_at_the_next_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read it at once would leave a GPU without work after every micro-batch."""
+    events: list[str] = []
+
+    class Vote:
+        def __init__(self, answer: bool, group: Any, device: Any) -> None:
+            self._number, self._answer = sum(event.startswith("vote") for event in events), answer
+            events.append(f"vote {self._number}")
+
+        def result(self) -> bool:
+            events.append(f"answer {self._number}")
+            return self._answer
+
+    stops = iter([False, False, True, False])
+    monkeypatch.setattr(passes, "_Vote", Vote)
+    monkeypatch.setattr(Pass, "_deciding", lambda self: SimpleNamespace(size=lambda: 2))
+    policy: Any = SimpleNamespace(config=from_dict({}), ranks=SimpleNamespace(ep_size=1, device=None))
+    begun = Pass(policy, "update", PassMonitor(lambda: next(stops)))
+    left = []
+    for number in range(5):
+        events.append(f"micro-batch {number}")
+        left.append(begun._abandons())
+    assert left == [False, False, False, True, True], "what is asked before one micro-batch counts from the next"
+    assert events == [
+        *("micro-batch 0", "vote 0"),
+        *("micro-batch 1", "vote 1", "answer 0"),
+        *("micro-batch 2", "vote 2", "answer 1"),
+        *("micro-batch 3", "vote 3", "answer 2"),
+        "micro-batch 4",
+    ]
