@@ -181,7 +181,10 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
     # An engine may have the size of a usual node, also where the number of GPUs of a node is wrong, too.
-    found["rollout.tensor_parallel_size"] = {*divisors(gpus), *_powers(max(gpus, USUAL_GPUS_PER_NODE))}
+    engine = {*divisors(gpus), *_powers(max(gpus, USUAL_GPUS_PER_NODE))}
+    if config.rollout.mode == "server":  # what engines take is left to the ranks that train: any size may suit these
+        engine |= {*range(1, min(gpus, USUAL_GPUS_PER_NODE) + 1)}
+    found["rollout.tensor_parallel_size"] = engine
     found["rollout.engines_per_node"] = {None, *range(1, gpus + 1)}
     found["rollout.mode"] = {"colocate", "server"}
     # As many nodes, or GPUs on each, as make whole grids, and as many DP groups as prompts can be dealt to.

@@ -242,6 +242,14 @@ ONLY_OVER_NODES = {  # with one GPU on a node, an engine of two reaches over bot
 }
 
 
+ONLY_SIX = {  # of eight GPUs one or two have to train: one prompt is dealt to no more
+    "cluster": {"nodes": 1, "gpus_per_node": 8},
+    "batch": {"global_batch_size": 2, "num_generations": 2, "micro_batch_tokens": 1024},
+    "rollout": {"mode": "server", "engines_per_node": 1, "max_prompt_length": 512, "max_response_length": 512},
+}
+
+
+@example(ONLY_SIX, "rollout.tensor_parallel_size")
 @example(ONLY_28, "cluster.gpus_per_node")
 @example(ONLY_OVER_NODES, "cluster.gpus_per_node")
 @given(refusable(), st.sampled_from(sorted(BRUTE)))
