@@ -28,7 +28,9 @@ _PIECE_BYTES = 8 << 20  # of a copy that threads share
 class HostMemory:
     """Tensors in host memory, which live as long as this object. Nothing is ever given back to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int | None = None) -> None:
+        """`block_bytes`: what small tensors share, by default BLOCK_BYTES; the last block may be next to empty."""
+        self._block_bytes = block_bytes or BLOCK_BYTES
         self._blocks: list[tuple[mmap.mmap, int]] = []  # with the bytes of it that are in use
         self._locked: list[int] = []  # where a locked block begins
         weakref.finalize(self, _unlock, self._locked).atexit = False  # CUDA may have ended by then
@@ -53,7 +55,7 @@ class HostMemory:
             if len(block) - used >= size:
                 self._blocks[place] = (block, used + size)
                 return block, used
-        length = -(-max(size, BLOCK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = -(-max(size, self._block_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         block = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # If a child shared these pages, copy-on-write would move them, and the GPU would read stale ones.
         block.madvise(mmap.MADV_DONTFORK)

@@ -26,6 +26,8 @@ from gspo_hpc.ops.attention import own_tokens
 from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.host_memory import HostMemory
 
+_BLOCK_BYTES = 16 << 20  # of page-locked memory: a rank notes a hundred megabytes in a pass, and `plan` counts no more
+
 
 class RouterInput(NamedTuple):
     """The input of one forward pass of a router."""
@@ -112,13 +114,13 @@ class Routing:
         self._shape = (layers, top_k)
         # In host memory, by place in `routers`: the experts [tokens, top_k] int16 of every micro-batch in turn.
         self._recorded: dict[int, list[torch.Tensor]] = {}
-        self._memory = HostMemory()  # of a pass
+        self._memory = HostMemory(_BLOCK_BYTES)  # of a pass
         self._recording = False  # in the pass under way
 
     def begin(self, *, training: bool, recording: bool) -> None:
         """Begin a pass: one with a backward pass if `training`, one for :meth:`recorded` if `recording`."""
         self._recorded.clear()
-        self._memory = HostMemory()
+        self._memory = HostMemory(_BLOCK_BYTES)
         self._recording = recording
         for _, _, replay in self._routers:
             replay.begin(training=training, recording=recording)
@@ -190,7 +192,7 @@ class Routing:
                 dist.all_reduce(whole, group=group)
             found.append(whole.short().cpu())
         self._recorded.clear()
-        self._memory = HostMemory()  # what was locked of it is free for others
+        self._memory = HostMemory(_BLOCK_BYTES)  # what was locked of it is free for others
         return found
 
     def balance(self, num_experts: int) -> Balance:

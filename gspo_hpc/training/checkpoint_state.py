@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class CheckpointState:
         retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
-            lambda name: _parsed(checkpoint / name, _groups),
+            lambda name: _groups(checkpoint / name),
         )
         return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired)
 
@@ -130,13 +131,20 @@ def _sampled_by(raw: Mapping[str, Any]) -> dict[int, SampledBy]:
     return {int(rollout): SampledBy(str(name), int(version)) for rollout, (name, version) in raw.items()}
 
 
-def _groups(text: str) -> dict[int, Group]:
-    groups = map(Group.from_json, text.splitlines())
-    return {group.slot: group for group in groups}
+def _groups(path: Path) -> dict[int, Group]:
+    with _named(path), path.open(encoding="utf-8") as file:  # one line at a time: each has a whole group
+        return {group.slot: group for group in map(Group.from_json, file)}
 
 
 def _parsed(path: Path, parse: Callable[[str], T]) -> T:
-    try:
+    with _named(path):
         return parse(path.read_text("utf-8"))
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Raise ValueError, with the file's name, for content that cannot be read."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from None

@@ -3,7 +3,7 @@
 It costs nothing. Catches a router that takes those of the newest micro-batch: with pipeline stages, several of them are
 under way, and the oldest is computed again first. A run shows that only as a loss that is a little off. Also one that
 reads a number from the GPU, for which every layer with experts would wait; and choices that stay on the GPU for all
-micro-batches of a pass.
+micro-batches of a pass, or take far more page-locked memory than they have bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.ops.batch import PackedBatch, build
+from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy import router_replay
 from gspo_hpc.policy.router_replay import RouterInput, RouterReplay, Routing
 
@@ -95,10 +96,15 @@ def test_experts_of_a_micro_batch_stay_in_host_memory_until_it_goes_forward() ->
         assert given is not None and given.dtype == torch.int16 and torch.equal(given, here.experts[:, layer])
 
 
-def test_recorded_experts_leave_with_their_micro_batch_two_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = SimpleNamespace(size=lambda: 1)
     names = ("get_context_parallel_group", "get_pipeline_model_parallel_group")
     monkeypatch.setattr(router_replay, "parallel_state", SimpleNamespace(**{name: lambda: alone for name in names}))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_recorded_experts_leave_with_their_micro_batch_two_bytes_each() -> None:
     chunk: Any = object()
     replays = [RouterReplay(4, torch.device("cpu")) for _ in range(2)]
     routing = Routing([(chunk, layer, replay) for layer, replay in zip((0, 2), replays, strict=True)], LAYERS, TOP_K)
@@ -117,3 +123,28 @@ def test_recorded_experts_leave_with_their_micro_batch_two_bytes_each(monkeypatc
     assert sum(part.nbytes for part in kept) == 2 * tokens * len(replays) * TOP_K
     found = routing.recorded(batches, (0, 1), (0, 1))
     assert all(map(torch.equal, found, expected)) and not routing._recorded
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_recorded_experts_lock_little_more_than_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan` counts two bytes for each, and a rank notes some hundred MiB: a block of 256 MiB may be twice that."""
+    empty, locked = HostMemory.empty, dict[int, int]()
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: locked.update({address: size}) or 0,
+        cudaHostUnregister=locked.pop,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(HostMemory, "empty", lambda self, *given, **options: empty(self, *given, locked=True))
+    chunk: Any = object()
+    replay = RouterReplay(4, torch.device("cpu"))
+    routing = Routing([(chunk, 0, replay)], LAYERS, TOP_K)
+    one = batch(200_000, given=False)
+    routing.begin(training=False, recording=True)
+    for _ in range(24):
+        routing.set_next(chunk, one, (0, 1), (0, 1))
+        replay.recorded = torch.zeros(one.tokens.numel(), TOP_K, dtype=torch.int64)
+        routing.finish_forward(chunk)
+    noted = sum(part.nbytes for parts in routing._recorded.values() for part in parts)
+    assert 16 << 20 < noted <= sum(locked.values()) <= noted + (16 << 20)
+    routing.begin(training=False, recording=False)
+    assert not locked, "what a pass has noted stays locked after it"

@@ -138,6 +138,21 @@ def test_groups_are_written_one_at_a_time(tmp_path: Path) -> None:
     assert entry["size"] > 15 * largest and peak < 6 * largest
 
 
+def test_groups_are_read_one_at_a_time(tmp_path: Path) -> None:
+    """With choices of experts a file has gigabytes, and its text would be there beside the groups, twice."""
+    groups = make_groups(40, samples=4, length=20_000)
+    largest = max(len(group.to_json()) for group in groups)
+    CheckpointState(CURSOR, groups, None).write(tmp_path)
+    CheckpointState(CURSOR, groups, None).write_groups(tmp_path, 0)
+    tracemalloc.start()
+    try:
+        state = CheckpointState.read(tmp_path)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(state.groups) == len(groups) and peak - held < 6 * largest
+
+
 HALF = from_dict({"model": {"dtype": "bfloat16"}})
 FIRST, BAD = Gap(0.1, 0.01, 0.01, 0.003, 0.125), Gap(0.3, 0.04, 0.04, 0.02)
 UPDATES = {"good": 0.004, "bad": 0.03}  # mean gaps
