@@ -16,7 +16,7 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
-from gspo_hpc.importers.inputs import NULLS, is_null, yaml_value
+from gspo_hpc.importers.inputs import NULLS, is_null, opposites, yaml_value
 from gspo_hpc.importers.report import Argument
 from gspo_hpc.importers.scripts.scope import ALWAYS, is_unset, why_left
 from gspo_hpc.importers.tables import Table
@@ -75,11 +75,12 @@ class Draft:
                 self._older[name] = older
             elif older in self.values:
                 self.drop(older, f"{self.source.flag}{name}, its present name, is given too")
-        known = self.source.table.known
-        for off in [name for name, value in self.values.items() if name.startswith("no_") and value is True]:
-            if off not in known and off[3:] in known and off[3:] not in self.values:  # HfArgumentParser has it too
-                self.values[off[3:]] = not self.values.pop(off)
-                self._older[off[3:]] = off
+        for off, value in opposites(self.values, self.source.table.known).items():
+            if (on := off[3:]) in self.values:
+                self.drop(off, f"of it and {self.label(on)} the later one counts")
+            else:
+                self._older[on], _ = off, self.values.pop(off)
+            self.values[on] = value
 
     def copy(self) -> None:
         """Put the arguments whose value is the value of one key of ours, as the project's table lists them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
+from gspo_hpc.importers.scripts.scope import is_unset
 
 NULLS = ("null", "None", "~")  # texts that are null in a YAML or an override
 
@@ -45,7 +46,7 @@ def flatten(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def options(words: tuple[str, ...] | list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of ``--name value ...``, ``--name=value`` and ``--name`` (True), and the words before them.
 
-    Dashes in names become underscores; several values of one name become a list.
+    Dashes in names become underscores; several values of one name become a list. A name stands where it was given last.
     """
     values: dict[str, Any] = {}
     before: list[str] = []
@@ -54,6 +55,7 @@ def options(words: tuple[str, ...] | list[str]) -> tuple[dict[str, Any], list[st
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
+            values.pop(name, None)  # the order is that in which they count
             values[name] = value if equals else True
         elif not name:
             before.append(word)
@@ -61,6 +63,22 @@ def options(words: tuple[str, ...] | list[str]) -> tuple[dict[str, Any], list[st
             held = values[name]
             values[name] = word if held is True else [*(held if isinstance(held, list) else [held]), word]
     return values, before
+
+
+def opposites(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the options ``--no_NAME`` that switch off a known NAME, with the value of NAME.
+
+    HfArgumentParser has both names for a switch that is on by default, and the later of the two counts. `values`: in
+    the order given. Where ``--no_NAME`` may be given, its text is the value, which is not known.
+    """
+    places = {name: at for at, name in enumerate(values)}
+    found: dict[str, Any] = {}
+    for off, given in values.items():
+        on = off.removeprefix("no_")
+        if off not in known and on in known and (given is True or (is_unset(given))):
+            later = places.get(on, -1) > places[off]
+            found[off] = values[on] if later else (False if given is True else given)
+    return found
 
 
 def is_null(value: Any) -> bool:

@@ -265,7 +265,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
             theirs = documents.named(place, str(given), command.files)
             documents.refuse_misspelt(str(given), theirs, source)
             places |= dict.fromkeys(theirs.keys() - values, str(given))
-            values = theirs | values
+            values = {name: theirs[name] for name in theirs if name not in values} | values
             left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
         for name in ("config_file", "accelerate_config"):
             file = variables.pop(name, "") or str(values.pop(name, ""))
@@ -318,7 +318,9 @@ def _positional(
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             documents.refuse_misspelt(word, given, source)
             places |= dict.fromkeys(given.keys() - values, word)
-            values |= {name: value for name, value in given.items() if name not in values}
+            own = dict(values)
+            values.clear()  # the command's stay behind those of the file, as ms-swift puts them
+            values |= {name: value for name, value in given.items() if name not in own} | own
             variables |= {name: value for name, value in set_there.items() if name not in variables}
             left |= in_vain
         elif is_unset(word):

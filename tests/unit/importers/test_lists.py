@@ -118,12 +118,45 @@ def test_they_are_in_the_text_and_in_json(tmp_path: Path, capsys: pytest.Capture
     assert "# Not known as arguments of Megatron-SWIFT:\n#   --something_new 3\n" in shown
 
 
-def test_a_switch_and_its_opposite_leave_the_switch_as_it_is_given() -> None:
-    text = "trl grpo --num_generations 8 --max_steps 9 --no_shuffle_dataset"
-    alone = convert(text, gpus=1)
-    assert alone.config.data.shuffle is False and not alone.strange
-    both = convert(f"{text} --shuffle_dataset true", gpus=1)
-    assert both.config.data.shuffle is True and [item.name for item in both.strange] == ["no_shuffle_dataset"]
+@pytest.mark.parametrize(
+    ("given", "shuffles"),
+    [
+        ("--no_shuffle_dataset", False),
+        ("--no-shuffle-dataset", False),
+        ("--no_shuffle_dataset --shuffle_dataset", True),
+        ("--no_shuffle_dataset --shuffle_dataset true", True),
+        ("--shuffle_dataset true --no_shuffle_dataset", False),
+        ("--shuffle_dataset=$SHUFFLE --no_shuffle_dataset", False),
+        ("--shuffle_dataset --no_shuffle_dataset --shuffle_dataset true", True),
+        ("--config c.yaml --no_shuffle_dataset", False),
+        ("--no_shuffle_dataset --config c.yaml", False),
+        ("--no_shuffle_dataset --config c.yaml --shuffle_dataset", True),
+        ("--shuffle_dataset --config c.yaml --no_shuffle_dataset", False),
+    ],
+)
+def test_of_a_switch_and_its_opposite_the_later_one_counts(tmp_path: Path, given: str, shuffles: bool) -> None:
+    """So it is in transformers' HfArgumentParser; what a file says comes before the whole command."""
+    (tmp_path / "c.yaml").write_text("shuffle_dataset: true\n")
+    found = convert(f"trl grpo --num_generations 8 --max_steps 9 {given}", gpus=1, folder=tmp_path)
+    assert found.config.data.shuffle is shuffles and not found.strange and not found.open
+    told = [item.why for item in found.left if item.name == "no_shuffle_dataset"]
+    assert len(told) == (" " in given) and all(line.endswith("the later one counts") for line in told)
+
+
+@pytest.mark.parametrize("before", ["", "--shuffle_dataset true"])
+def test_a_switch_that_a_condition_may_turn_off_is_not_known(before: str) -> None:
+    script = f"A=({before})\n[ -f x ] && A+=(--no_shuffle_dataset)\n"
+    found = convert(f'{script}trl grpo --num_generations 8 --max_steps 9 "${{A[@]}}"', gpus=1, name="run.sh")
+    assert any("shuffle_dataset" in given for given in found.open) and not found.strange
+    assert "shuffle_dataset" not in {item.name for item in found.carried}
+
+
+def test_an_opposite_on_the_command_line_counts_before_the_file_of_ms_swift(tmp_path: Path) -> None:
+    """ms-swift puts the file's arguments where its name stood, in front."""
+    (tmp_path / "c.yaml").write_text("rlhf_type: grpo\nmodel: q\nnum_generations: 8\ngradient_checkpointing: true\n")
+    for run in ("c.yaml --no_gradient_checkpointing", "--no_gradient_checkpointing --config c.yaml"):
+        found = convert(f"NPROC_PER_NODE=8 swift rlhf {run}", folder=tmp_path, name="run.sh")
+        assert found.config.memory.recompute_granularity is None and not found.strange
 
 
 @pytest.mark.parametrize(
