@@ -31,10 +31,9 @@ from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Reward
 from gspo_hpc.data.outcomes import Outcome
-from gspo_hpc.rewards import worker_process
+from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with, time_limit
-from gspo_hpc.system import environment
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
@@ -352,7 +351,7 @@ class RewardPool:
                 max_workers=1,
                 initializer=worker_process.start,
                 initargs=(self._reward, self._pools * self._reward.workers),
-                context=environment.spawning(),
+                context=spawning.context(),
             )
         )
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Reward
+from gspo_hpc.rewards import spawning
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import time_limit
-from gspo_hpc.system import environment
 from gspo_hpc.system.processes import end_children_with_this_process
 from gspo_hpc.system.text import GIB
 
@@ -38,7 +38,7 @@ def limit_memory(gigabytes: float) -> None:
 def start(reward: Reward, processes: int) -> None:
     """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool."""
     end_children_with_this_process()
-    environment.spawned()
+    spawning.begun()
     limit_memory(reward.memory_gb)
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings are for the trainer
         signal.signal(ignored, signal.SIG_IGN)

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-import typing
 from pathlib import Path
-
-if typing.TYPE_CHECKING:
-    from multiprocessing.context import SpawnContext
 
 DEBUG = "GSPO_HPC_DEBUG"  # set by a user: a refused command also prints its traceback
 ATTEMPT = "GSPO_HPC_ATTEMPT"  # number of the attempt that a rank belongs to
@@ -28,9 +24,6 @@ JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, 
 KILLED = "GSPO_HPC_KILLED"  # exit status of the supervisor before this one, if a signal ended it
 
 
-_by_us = "gspo-hpc"  # the text of PYTHONSAFEPATH where it was not set before
-
-
 def import_root() -> Path:
     """Return what must be on sys.path for this package: in a checkout its folder, in a submitted run its archive."""
     return Path(__file__).resolve().parents[2]
@@ -43,25 +36,6 @@ def python(module: str, *words: str, interpreter: str = sys.executable) -> list[
     needs -P, and the processes that multiprocessing spawns inherit it.
     """
     return [interpreter, "-P", "-m", module, *words]
-
-
-def spawning() -> SpawnContext:
-    """Return multiprocessing's context for new interpreters, which do not import from the current folder either.
-
-    They inherit -P. Where this process has none, as that of the command gspo-hpc, they get the variable that means the
-    same, and so does multiprocessing's resource tracker; :func:`spawned` takes it out again.
-    """
-    if not sys.flags.safe_path:
-        os.environ["PYTHONSAFEPATH"] = _by_us  # any text switches it on
-    import multiprocessing  # only here: most commands spawn nothing
-
-    return multiprocessing.get_context("spawn")
-
-
-def spawned() -> None:
-    """Take out the variable that :func:`spawning` set: what a user's code starts is as it would be without it."""
-    if os.environ.get("PYTHONSAFEPATH") == _by_us:
-        del os.environ["PYTHONSAFEPATH"]
 
 
 def importing() -> dict[str, str]:

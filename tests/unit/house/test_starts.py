@@ -22,7 +22,6 @@ EXCEPTIONS = {
     "gspo_hpc/doctor/packages.py: -c": "another Python, maybe too old for -P; its script clears the path first",
     "gspo_hpc/system/terminal.py: -m": "a line for people: __main__.py takes the current folder out of the path",
     "gspo_hpc/starter/project.py: -c": "a line for people",
-    "gspo_hpc/system/environment.py: get_context": "the context of the others, which sees to it",
     "tools/acceptance/parts/ipc.py: get_context": "cwd=REPO",
     "tools/acceptance/parts/server.py: get_context": "cwd=REPO",
     "tools/acceptance/runner.py: -m": "cwd=REPO",
@@ -38,7 +37,7 @@ _STARTERS = re.compile(
     r"(spawn|exec)(l|le|lp|lpe|v|ve|vp|vpe)|posix_spawnp?|create_subprocess_(exec|shell)|system|popen|getoutput|getstatusoutput"
 )
 # Those of multiprocessing that choose new interpreters, or which one.
-_SPAWNING = {"get_context", "set_start_method", "set_executable", "ProcessPoolExecutor"}
+_SPAWNING = {"get_context", "set_start_method", "set_executable", "SpawnContext", "SpawnProcess", "ProcessPoolExecutor"}
 _PYTHON = re.compile(r"(.*/)?python(3(\.\d+)?)?")
 
 
@@ -145,6 +144,7 @@ def test_a_start_without_it_is_found(line: str) -> None:
         ('multiprocessing.get_context("spawn")', "get_context"),
         ('multiprocessing.get_context(method="forkserver")', "get_context"),
         ("get_context()", "get_context"),
+        ("multiprocessing.context.SpawnContext()", "SpawnContext"),
         ('set_start_method("spawn")', "set_start_method"),
         ("multiprocessing.set_executable(sys.executable)", "set_executable"),
         ("context.set_executable(path)", "set_executable"),
@@ -177,15 +177,17 @@ def test_what_the_reward_pool_starts_leaves_out_the_current_folder(tmp_path: Pat
     script = tmp_path / "elsewhere" / "script.py"  # started as the command gspo-hpc is: by its path, without -P
     script.write_text(
         "import os\n"
-        "from gspo_hpc.system import environment\n\n"
+        "from gspo_hpc.rewards import spawning\n\n"
         "def told(out):\n"
-        "    environment.spawned()\n"
-        "    out.put(os.environ.get('PYTHONSAFEPATH'))\n\n"
+        "    before = os.environ.get('PYTHONSAFEPATH')\n"
+        "    spawning.begun()\n"
+        "    out.put((before, os.environ.get('PYTHONSAFEPATH')))\n\n"
         "if __name__ == '__main__':\n"
-        "    context = environment.spawning()\n"
+        "    context = spawning.context()\n"
         "    out = context.Queue()\n"
         "    context.Process(target=told, args=(out,)).start()\n"
-        "    assert out.get(timeout=60) is None\n"
+        "    assert 'PYTHONSAFEPATH' not in os.environ, 'what else is started here would have it'\n"
+        "    assert out.get(timeout=60) == ('gspo-hpc', None)\n"
     )
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"} | {"PYTHONPATH": str(project)}
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=clean, check=True, timeout=120)
