@@ -157,6 +157,10 @@ def dense_layers(text: Raw, layers: int) -> tuple[int, ...]:
         return tuple(range(1, layers, 2))
     if isinstance(mixed := text.get("moe_layers"), list):
         return tuple(layer for layer in range(layers) if layer not in mixed)
+    if isinstance(given := text.get("moe_layer_freq"), list) and len(given) == layers:  # MiMo-V2
+        return tuple(layer for layer, mixture in enumerate(given) if not mixture)
+    if (step := int(text.get("interleave_moe_layer_step") or 1)) > 1:  # Llama 4
+        return tuple(layer for layer in range(layers) if (layer + 1) % step)
     if period := int(text.get("expert_layer_period") or 0):  # Jamba
         return tuple(layer for layer in range(layers) if layer % period != int(text.get("expert_layer_offset") or 0))
     first = next((int(text[name]) for name in _FIRST if text.get(name)), 0)

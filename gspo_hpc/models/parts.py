@@ -94,7 +94,7 @@ def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 # The names that families have for sizes: those of `attribute_map` of every decoder of transformers, and a few more.
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
-    "hidden_size": ("n_embd", "d_model", "emb_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "emb_dim"),
     "num_attention_heads": (
         *("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
         "num_decoder_attention_heads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,8 +141,8 @@ def _is_one_direction(change: Change, other: Change) -> bool:
     return is_same(change.key, change.value, other.value)
 
 
-def without_repeated(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return fixes in their order, without those that say nothing new.
+def without_repeated(fixes: Iterable[Fix], kept: Collection[Fix] = ()) -> list[Fix]:
+    """Return fixes in their order, without those that say nothing new, unless they are `kept`.
 
     Such a fix changes the same settings as one before it to no better values, or each of its several changes is part of
     one before it: what repairs one rule need not be told with everything that repairs another one.
@@ -150,7 +150,7 @@ def without_repeated(fixes: Iterable[Fix]) -> list[Fix]:
     found = list[Fix]()
     for fix in fixes:
         told = {setting_of(change) for other in found if len(other.changes) > 1 for change in other.changes}
-        several = len(fix.changes) > 1
+        several = len(fix.changes) > 1 and fix not in kept
         if several and not fix.left and told.issuperset(map(setting_of, fix.changes)):
             continue
         if fix not in found and not (several and any(_is_no_better(fix, other) for other in found)):

@@ -62,7 +62,7 @@ def offered(config: Config, rows: int | None = None) -> list[Fix]:
         return fixes
     found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf))
     here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
-    return without_repeated([*here, *others, *(fix for fix in found if fix not in here), *models])
+    return without_repeated([*here, *others, *(fix for fix in found if fix not in here), *models], whole.told.all)
 
 
 def find(config: Config, rows: int | None = None) -> Fix | None:

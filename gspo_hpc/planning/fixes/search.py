@@ -82,6 +82,7 @@ class Search:
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
+        self.told = Suggested()  # what `suggest` finds, where it is asked
         self.answered = False  # whether what `suggest` finds says all: memory is lacking, and nothing else
 
     def found(self, limit: int, room: int) -> list[Fix]:
@@ -91,7 +92,7 @@ class Search:
         """
         singles = self.singles()
         only_machines = all(distances.is_of_machines(fix.changes[0].key) for fix in singles)
-        told = suggested.find(self) if suggested.is_asked(self) else Suggested()
+        told = self.told = suggested.find(self) if suggested.is_asked(self) else Suggested()
         self.answered = self.topics == {Topic.MEMORY} and told.found
         if told.remedies:
             singles = told.without_others(singles)
@@ -100,7 +101,7 @@ class Search:
         models = self._other_models() if only_machines and not self.answered else []
         models = models[:1] if singles or layout or pairs else models
         found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
-        return without_repeated([*found, *told.remedies])
+        return without_repeated([*found, *told.remedies], told.all)
 
     def _pairs(self, singles: list[Fix], limit: int, room: int, *, machines: bool) -> list[Fix]:
         """Return `limit` fixes of two changes that are not much farther than the nearest of one."""

@@ -30,9 +30,14 @@ class Suggested(NamedTuple):
     remedies: tuple[Fix, ...] = ()  # where none fits on these
 
     @property
+    def all(self) -> tuple[Fix, ...]:
+        """Return the fixes of both kinds."""
+        return self.layout + self.remedies
+
+    @property
     def found(self) -> bool:
         """Return whether there is any."""
-        return bool(self.layout or self.remedies)
+        return bool(self.all)
 
     def without_others(self, fixes: Iterable[Fix]) -> list[Fix]:
         """Return the fixes of settings that no remedy changes: of other machines, remedies are the nearest."""

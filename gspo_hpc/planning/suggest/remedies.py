@@ -280,11 +280,13 @@ def _other_gpu(config: Config) -> Iterator[Idea]:
     assert own is not None
     if cluster.gpu_memory_gb is not None:  # which counts before the name
         for memory in (size for size in devices.sold_sizes() if size > cluster.gpu_memory_gb):
-            yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest known")
+            yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest of those tried")
         return
     larger = sorted((one for one in devices.DEVICES.values() if one.memory > own.memory), key=lambda one: one.memory)
     for device in larger:
-        yield Idea({"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each, the smallest known")
+        yield Idea(
+            {"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each, the smallest of those tried"
+        )
 
 
 def _engine_over_nodes(config: Config) -> Iterator[Idea]:

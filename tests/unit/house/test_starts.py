@@ -37,7 +37,11 @@ _STARTERS = re.compile(
     r"(spawn|exec)(l|le|lp|lpe|v|ve|vp|vpe)|posix_spawnp?|create_subprocess_(exec|shell)|system|popen|getoutput|getstatusoutput"
 )
 # Those of multiprocessing that choose new interpreters, or which one.
-_SPAWNING = {"get_context", "set_start_method", "set_executable", "SpawnContext", "SpawnProcess", "ProcessPoolExecutor"}
+_SPAWNING = {"get_context", "set_start_method", "set_executable", "ProcessPoolExecutor"}
+# Those that start a process in the way that this version of Python has as its default, or in one that is named.
+_DEFAULT_WAY = re.compile(
+    r"(.*\.)?(multiprocessing|mp)\.(Process|Pool|Manager|spawn|start_processes)|(.*\.)?(Spawn|ForkServer)(Context|Process)"
+)
 _PYTHON = re.compile(r"(.*/)?python(3(\.\d+)?)?")
 
 
@@ -51,6 +55,9 @@ def starts(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             yield from _call(node)
+        elif isinstance(node, ast.ImportFrom) and "multiprocessing" in (node.module or ""):
+            names = (f"multiprocessing.{alias.name}" for alias in node.names)
+            yield from ((node.lineno, name) for name in names if _DEFAULT_WAY.fullmatch(name) and "Spawn" not in name)
         elif isinstance(node, ast.List | ast.Tuple):
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             if "-P" in words or SHELLS & set(words[:1]):
@@ -70,7 +77,9 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     words = [one.value for one in given if isinstance(one, ast.Constant)]
-    if name in _SPAWNING:
+    if _DEFAULT_WAY.fullmatch(ast.unparse(node.func)):
+        yield node.lineno, name
+    elif name in _SPAWNING:
         context = {keyword.arg for keyword in node.keywords} & {"mp_context"}  # found where it is made
         if not context and words != ["fork"]:  # with no name, it is what Python's version has as its default
             yield node.lineno, name
@@ -84,7 +93,8 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
 
 
 def _is_python(node: ast.expr) -> bool:
-    return "sys.executable" in ast.unparse(node)
+    text = ast.unparse(node)
+    return "sys.executable" in text or text in ("python", "interpreter")
 
 
 def modules(project: Path) -> Iterator[Path]:
@@ -149,6 +159,12 @@ def test_a_start_without_it_is_found(line: str) -> None:
         ("multiprocessing.set_executable(sys.executable)", "set_executable"),
         ("context.set_executable(path)", "set_executable"),
         ("ProcessPoolExecutor(4)", "ProcessPoolExecutor"),
+        ("multiprocessing.Process(target=run)", "Process"),
+        ("from multiprocessing import Process", "multiprocessing.Process"),
+        ("mp.Pool(4)", "Pool"),
+        ("torch.multiprocessing.spawn(run, nprocs=2)", "spawn"),
+        ("multiprocessing.context.SpawnContext()", "SpawnContext"),
+        ('os.posix_spawn(python, [python, "x.py"], env)', "posix_spawn"),
     ],
 )
 def test_a_function_that_starts_it_is_found(line: str, function: str) -> None:
@@ -164,6 +180,9 @@ def test_a_function_that_starts_it_is_found(line: str, function: str) -> None:
         'multiprocessing.get_context("fork")',
         "ProcessPoolExecutor(4, mp_context=context)",
         "system(one, two)",
+        "context.Process(target=run)",
+        "from multiprocessing.connection import Connection",
+        "psutil.Process(pid)",
     ],
 )
 def test_a_function_with_it_or_of_another_program_is_not(line: str) -> None:

@@ -41,6 +41,10 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {  # millions
         7069.0,
         {"n_layer": 30, "hidden_size": 4096, "n_head": 32, "vocab_size": 250880, "model_type": "bloom"},
     ),
+    "bloom-560m": (
+        559.2,
+        {"n_layer": 24, "n_embed": 1024, "num_attention_heads": 16, "vocab_size": 250880, "model_type": "bloom"},
+    ),
     "mpt-7b": (6649.3, {"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "model_type": "mpt"}),
     "falcon-7b": (6921.7, plain(32, 4544, 71, None, 65024, model_type="falcon", multi_query=True)),
     "falcon-7b of 2023": (6921.7, plain(32, 4544, 71, None, 65024, model_type="RefinedWebModel", multi_query=True)),
@@ -72,6 +76,24 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {  # millions
     "starcoder2-7b": (7173.9, plain(32, 4608, 36, 18432, 49152, num_key_value_heads=4, model_type="starcoder2")),
     "gemma-7b": (8537.7, plain(28, 3072, 16, 24576, 256000, head_dim=256, model_type="gemma")),
     "nemotron-4-340b": (341000, plain(96, 18432, 96, 73728, 256000, num_key_value_heads=8, model_type="nemotron")),
+    "llama-4-maverick, without the part that sees": (
+        400712.2,
+        plain(
+            48,
+            5120,
+            40,
+            8192,
+            202048,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size_mlp=16384,
+            num_local_experts=128,
+            interleave_moe_layer_step=2,
+            tie_word_embeddings=False,
+            model_type="llama4_text",
+            architectures=["Llama4ForCausalLM"],
+        ),
+    ),
     "dbrx": (
         131596.5,
         {
@@ -94,6 +116,13 @@ def test_parameters_are_those_published(name: str) -> None:
     arch = counted(usual(raw))
     assert parameters.parameters(arch) / 1e6 == pytest.approx(millions, rel=0.01)
     assert "to within about 1 %" in arch.about
+
+
+def test_layers_with_a_mixture_may_be_listed_one_by_one() -> None:
+    """As MiMo-V2-Flash does; a list was no number, so that nothing was known of its sizes."""
+    sizes = {"n_routed_experts": 16, "moe_intermediate_size": 512, "model_type": "mimo_v2_flash"}
+    arch = counted(usual(plain(4, 1024, 8, 4096, 32000, **sizes, moe_layer_freq=[0, 1, 0, 1])))
+    assert [arch.has_experts(layer) for layer in range(4)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("named", [{"architectures": ["GPT2LMHeadModel"]}, {"model_type": "gpt2"}])

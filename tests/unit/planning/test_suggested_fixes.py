@@ -15,7 +15,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.fixes import repair, search
-from gspo_hpc.planning.fixes.change import Fix
+from gspo_hpc.planning.fixes.change import Change, Fix, without_repeated
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 from gspo_hpc.planning.suggest import remedies
@@ -114,6 +114,26 @@ def test_shorter_responses_are_looked_for_only_where_the_shortest_are_enough(mon
     assert remedies._best(long, remedies.Asked(), found.changes) is not None
     twice = changed(long, {key: 2 * value for key, value in found.changes.items()})
     assert not layouts.Search(twice).ranked(1), "longer ones fit, too"
+
+
+def test_what_suggest_finds_is_told_even_where_each_of_its_changes_is_in_another_fix() -> None:
+    """Recomputation and offloading were each in a pair with less for engines, and the layout has all three."""
+    rollout = {"engine": {"gpu_memory_utilization": 0.97}}
+    batch = {"micro_batch_tokens": 9216, "steps_per_generation": 1}
+    config = made("Qwen2.5-1.5B", {"gpus_per_node": 1, "gpu": "RTX5090-32GB"}, rollout=rollout, batch=batch)
+    (best,) = layouts.find(config, limit=1)
+    first = {key: value for key, value in best.settings.items() if value != value_of(config, key)}
+    offered = [changes(fix) for fix in repair.offered(config)]
+    assert first in offered and any(one.items() < first.items() for one in offered)
+
+
+def test_a_remedy_that_leaves_more_stands_beside_one_that_may_run_out_of_memory() -> None:
+    few, more = (
+        Fix((Change("cluster.gpu_memory_gb", 32, memory), Change("parallel.tensor_model_parallel_size", 1, 4)))
+        for memory in (180, 186)
+    )
+    assert without_repeated([few, more]) == [few]
+    assert without_repeated([few, more, more], kept=[few, more]) == [few, more]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
