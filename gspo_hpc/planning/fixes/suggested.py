@@ -40,13 +40,21 @@ class Suggested(NamedTuple):
         return bool(self.all)
 
     def without_others(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Return the fixes of settings that no remedy changes: of other machines, remedies are the nearest."""
+        """Return the fixes of settings that no remedy changes: of other machines, remedies are the nearest.
+
+        Where every remedy that changes a setting changes others too, the nearest fix of that setting alone stays.
+        """
         changed = {change.key for fix in self.remedies for change in fix.changes}
-        return [
-            fix
-            for fix in fixes
-            if fix.changes[0].key not in changed or not distances.is_of_machines(fix.changes[0].key)
-        ]
+        alone = {fix.changes[0].key for fix in self.remedies if len(fix.changes) == 1}
+        kept = list[Fix]()
+        for fix in sorted(fixes, key=lambda fix: fix.distance):
+            key = fix.changes[0].key
+            if key not in changed or not distances.is_of_machines(key):
+                kept.append(fix)
+            elif key not in alone:
+                alone.add(key)
+                kept.append(fix)
+        return kept
 
 
 def is_asked(search: Search) -> bool:
