@@ -1,4 +1,4 @@
-"""How the processes of reward functions start: as new interpreters, which do not import from the current folder.
+"""The start of the processes of reward functions: new interpreters, which do not import from the current folder.
 
 That may be a run directory or a data set of somebody else, with a pickle.py in it. A process that multiprocessing
 spawns inherits -P; the command gspo-hpc itself has none, so what it spawns gets the variable that means the same. The
