@@ -1,10 +1,9 @@
-"""Few threads, no network and no account for all tests; and the lanes that they run in.
+"""Few threads, no network and no account for all tests; and the two lanes that they run in.
 
-tools/test.sh starts three pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
+tools/test.sh starts two pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
 shares something expensive: the ranks of gloo, the engines, the undisturbed runs, the Slurm cluster. The Slurm tier
-comes first and takes one worker. It mostly waits for Slurm's clocks, so the other two compute beside it, at a lower
-priority: what is timed on the cluster must not wait for a test that computes. They are two because their tests wait as
-well, for processes that start and for each other, and two cores would be idle meanwhile.
+comes first and takes one worker. It mostly waits for Slurm's clocks, so the other worker computes beside it, at a
+lower priority: what is timed on the cluster must not wait for a test that computes.
 """
 
 from __future__ import annotations
