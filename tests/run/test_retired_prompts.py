@@ -77,7 +77,7 @@ def shown(run_dir: Path) -> dict[tuple[int, int], set[str]]:
 
 
 def sampled_from_what_a_checkpoint_leaves(run_dir: Path) -> bool:
-    """Whether a rollout is being sampled while a checkpoint says which prompts are retired."""
+    """Tell whether a rollout is being sampled while a checkpoint says which prompts are retired."""
     saved = [path for path in run_dir.glob("checkpoints/0*/retired.json") if (path.parent / "COMMITTED").exists()]
     newest = max((one["rollout"] for one in retired(run_dir)), default=0)
     return bool(saved) and 0 < harness.journal_lines(run_dir, newest + 1)

@@ -211,7 +211,7 @@ class Node:
 
 
 class _Waiting(dict[int, list[torch.Tensor]]):
-    """What routers have noted, which ranks let go of together."""
+    """Choices that routers have noted, which ranks let go of together."""
 
     def __init__(self, meet: Callable[[], None]) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ def test_engines_set_apart_are_told_once_and_after_what_guesses_nothing(nodes: i
 
 @pytest.mark.parametrize("lengths", [(4096, 8192), (4096, 4096), (8192, 16384), (3000, 3000)])
 def test_each_of_two_lengths_may_be_the_one_that_stays_near(lengths: tuple[int, int]) -> None:
-    """Of prompts that are too long beside responses, only fixes that shorten responses most were offered."""
+    """Only fixes that shorten responses most were offered where prompts are too long beside them."""
     prompt, response = lengths
     rollout = {"max_prompt_length": prompt, "max_response_length": response}
     config = made("Qwen2.5-Math-7B", {"gpus_per_node": 8}, rollout=rollout, batch={"micro_batch_tokens": 32768})
