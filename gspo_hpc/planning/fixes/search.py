@@ -98,8 +98,11 @@ class Search:
             singles = told.without_others(singles)
         layout = list(told.layout or (self.layout() if only_machines and not told.remedies else ()))
         pairs = [] if self.answered and told.remedies else self._pairs(singles, limit, room, machines=not told.layout)
-        models = self._other_models() if only_machines and not self.answered else []
-        models = models[:1] if singles or layout or pairs else models
+        if self.answered:
+            models = self._like_a_remedy() if not singles else []
+        else:
+            models = self._other_models() if only_machines else []
+            models = models[:1] if singles or layout or pairs else models
         found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
         return without_repeated([*found, *told.remedies], told.all)
 
@@ -282,6 +285,17 @@ class Search:
         sizes = [self._parameters(fix.changes[0]) for fix in models]
         largest = max(sizes)
         return models[:1] + ([models[sizes.index(largest)]] if largest > _MUCH_LARGER * sizes[0] else [])
+
+    def _like_a_remedy(self) -> list[Fix]:
+        """Return the models that fix the plan alone, where remedies name one that needs another layout, too.
+
+        They are not much smaller than that one: the layout of the config may hold hardly anything.
+        """
+        changes = [change for fix in self.told.remedies for change in fix.changes if change.key == "model.path"]
+        if not changes:
+            return []
+        least = _AS_SMALL * self._parameters(changes[0])
+        return [fix for fix in self._other_models() if self._parameters(fix.changes[0]) >= least]
 
     def _parameters(self, change: Change) -> int:
         """Return the number of parameters of the model that a change leads to; 0 if its sizes are not known."""

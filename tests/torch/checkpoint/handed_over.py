@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.checkpoint import adapters, hugging_face, sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.data.retired import Retired, Retirement
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import peft_folder
@@ -28,15 +30,21 @@ from gspo_hpc.policy.process_groups import start, stop
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.system.progress import marks
-from gspo_hpc.training.checkpoint_state import CheckpointState
+from gspo_hpc.training.checkpoint_state import CheckpointState, SampledBy
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def save(policy: Policy, config: Config, folder: Path) -> None:
-    """Make `folder` a whole checkpoint of step 1, with all files of one."""
+    """Make `folder` a whole checkpoint of step 1, with all files that one may have."""
     staging = commit.begin(folder.parent, 1)
-    state = CheckpointState(Cursor(step=1), [], {"step": 1})
+    state = CheckpointState(
+        *(Cursor(step=1), [], {"step": 1}),
+        ahead={2: SampledBy("weights", 1)},
+        weights=AdaptiveWeights(kl_beta=0.1, entropy_coef=0.0),
+        teacher="weights",
+        retired=Retired((Retirement(0, 1, 1.0),)),
+    )
     state.write(staging)
     Saver(policy, background=False).save(
         staging,

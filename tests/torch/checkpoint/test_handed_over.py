@@ -38,7 +38,7 @@ from tools.make_random_model import make_random_model
 OF_LIBRARIES = (".metadata", "__0.metadata", "metadata.json", "common.pt", "modelopt_run_config.yaml")
 # Kinds of files in the directory of a run, as `kind` names them; tests/run/test_results.py holds a real run to them.
 KINDS_OF_FILES = {
-    *("config.yaml", "lock", "metrics.jsonl", "mlflow.db", "plan.json", "run.json", "samples.jsonl"),
+    *("config.yaml", "lock", "metrics.jsonl", "mlflow.db", "plan.json", "run.json", "samples.jsonl", "retired.jsonl"),
     *("attempts/N/attempt.json", "attempts/N/config.yaml", "attempts/N/console.log", "attempts/N/rank-N.log"),
     *(
         "checkpoints/N/COMMITTED",
@@ -47,6 +47,8 @@ KINDS_OF_FILES = {
         "checkpoints/N/rng-N.json",
     ),
     *("checkpoints/N/baseline.json", "checkpoints/N/record.json", "checkpoints/N/rollout.jsonl"),
+    *("checkpoints/N/adaptive_weights.json", "checkpoints/N/ahead.json", "checkpoints/N/retired.json"),
+    "checkpoints/N/teacher.json",
     *("checkpoints/N/megatron/N.distcp", "checkpoints/N/megatron/common.pt", "checkpoints/N/megatron/index.json"),
     *("jobs/N/config.yaml", "jobs/N/job.json", "record/rank-N.jsonl.gz", "rollouts/N/rank-N.journal"),
     *("experts.json", "attempts/N/rank-N.stacks", "attempts/N/srun.log", "attempts/N/traces/*"),
@@ -291,6 +293,7 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
     made.plan.write_text("{}")
     made.experts.write_text("{}")
+    made.append_retired([{"step": 1, "row": 0, "pass_rate": 1.0}])
     job = new_job_folder(made.path)
     record_job(job, "7", "gspo_hpc")
     (job / "config.yaml").write_text(made.config.read_text())
