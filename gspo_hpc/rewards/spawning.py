@@ -48,10 +48,10 @@ class _Context(SpawnContext):
 
 @contextlib.contextmanager
 def _variable_set() -> Iterator[None]:
-    if sys.flags.safe_path or _VARIABLE in os.environ:  # inherited
-        yield
-        return
-    with _starting:
+    with _starting:  # first: another thread's variable is not inherited, and is taken out when that one has started
+        if sys.flags.safe_path or _VARIABLE in os.environ:  # inherited
+            yield
+            return
         os.environ[_VARIABLE] = _OURS
         try:
             yield

@@ -362,6 +362,21 @@ def test_whether_a_run_may_go_on_with_the_settings_is_told() -> None:
     assert not only(evidence(lambda s: {"truncated_fraction": 0.2})).resumable
 
 
+def test_updates_without_a_signal_are_no_updates_whose_ratios_were_clipped_away() -> None:
+    run = evidence(
+        lambda s: {"empty": 1, "grad_norm": 0.0, "clip_fraction": None} if s % 4 == 3 else {"clip_fraction": 0.7}
+    )
+    (found,) = [one for one in find(run) if one.name == "overclipping"]
+    assert len(found.evidence) == 1 and "gradient" not in found.evidence[0], found.evidence
+
+
+def test_a_clip_range_that_is_offered_begins_above_zero() -> None:
+    """A ratio is above 0, so a range of 1 and more below it would be none."""
+    run = evidence(lambda s: {"clip_fraction": 0.7 * (s % 4 != 1)}, algorithm={"clip_low": 0.4, "clip_high": 0.5})
+    (found,) = [one for one in find(run) if one.name == "overclipping"]
+    assert "algorithm.clip_low=0.9 algorithm.clip_high=1.5" in found.settings, found.settings
+
+
 def test_one_update_a_rollout_is_a_note() -> None:
     run = evidence(lambda s: {"update": 0, "clip_fraction": 0.0}, batch={"steps_per_generation": 1})
     assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")

@@ -166,6 +166,23 @@ def test_set_up_refuses_a_folder_that_is_no_environment(project: Path, tmp_path:
     assert (tmp_path / "venv" / "thesis.txt").read_text() == "precious"
 
 
+def test_a_row_of_what_was_measured_is_of_later_updates_with_a_signal(project: Path) -> None:
+    """The figures of docs/results.md: first updates clip nothing, and updates without a signal have no gradient."""
+    measured = {"reward": 0.5, "seconds": 30.0, "probe_logprob_gap_max": 1e-6}
+    records = [
+        {"step": 0, "eval/accuracy": 0.25},
+        measured | {"step": 1, "update": 0, "empty": 0, "clip_fraction": 0.0, "grad_norm": 0.0},
+        measured | {"step": 2, "update": 1, "empty": 0, "clip_fraction": 0.3, "grad_norm": 0.5, "eval/accuracy": 0.5},
+        measured | {"step": 3, "update": 2, "empty": 0, "clip_fraction": 0.9, "grad_norm": 0.0, "seconds/save": 60.0},
+        measured | {"step": 4, "update": 3, "empty": 1, "grad_norm": 0.0, "eval/accuracy": 0.75},
+    ]
+    cells = tool(project, "measure_learning").row(7, records).strip("| ").split(" | ")
+    assert cells == [
+        *("7", "0.250", "0.750", "+0.500", "0.500 at 2", "0.50 0.50 0.50 0.50", "0.60", "1 of 2", "4", "3.0"),
+        "1.0e-06",
+    ]
+
+
 def test_curves_are_means_of_seeds(project: Path, tmp_path: Path) -> None:
     """Two seeds whose rewards are 0.2 and 0.4 are a line at 0.3; runs of other lengths are refused."""
     for name, reward in (("a-seed1", 0.2), ("a-seed2", 0.4)):

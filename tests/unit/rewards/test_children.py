@@ -1,7 +1,8 @@
 """Processes that graders start end with the process that ran the grader.
 
 It takes about ten seconds. It would catch what a grader leaves behind that is killed after its time, crashes, or is
-still at work at the end of a run; such processes would pile up on a node for as long as the run goes.
+still at work at the end of a run; such processes would pile up on a node for as long as the run goes. It would also
+catch a variable of Python's that a grader, and what it starts, would have only because it runs in a pool.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from gspo_hpc.config.schema import Reward, RewardFunction
-from gspo_hpc.rewards import trial
+from gspo_hpc.rewards import spawning, trial
 from gspo_hpc.rewards.pool import RewardPool
 from tests.unit.rewards.test_rewards import drain, is_alive
 
@@ -99,3 +102,43 @@ def test_they_end_with_the_trial_before_a_run(grader: RewardFunction, tmp_path: 
     (outcome,) = trial.run([grader], "", row, texts=("",), seconds=5.0)
     assert outcome.failure == "gave no answer within 5 s"
     await_end(started(tmp_path / "pids"))
+
+
+def test_a_grader_has_no_variable_of_paths_that_this_process_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import os\n\ndef plain(completion, *, prompt, fields):\n    return 'PYTHONSAFEPATH' not in os.environ\n"
+    )
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with RewardPool(Reward(functions=(RewardFunction(function=f"{path}:plain"),), workers=1, timeout=20.0)) as pool:
+        pool.submit(0, "", 0, "", {})
+        assert drain(pool)[0].value == 1.0
+
+
+@pytest.mark.skipif(sys.flags.safe_path, reason="this process passes its own option on")
+def test_processes_that_two_threads_start_at_once_both_leave_out_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one waits: it would else find the variable of the first, which takes it out once it has started."""
+    second, first_started = threading.Event(), threading.Event()
+    found: list[str | None] = []
+
+    def start(number: int) -> None:
+        if number == 0:
+            second.wait(0.5)  # in vain
+        else:
+            second.set()
+            first_started.wait(20)
+        found.append(os.environ.get("PYTHONSAFEPATH"))
+
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(start))
+    context = spawning.context()
+    other = threading.Timer(0.1, context.Process._Popen, (1,))
+    other.start()
+    context.Process._Popen(0)
+    first_started.set()
+    other.join()
+    assert found == ["gspo-hpc"] * 2 and "PYTHONSAFEPATH" not in os.environ
