@@ -40,14 +40,20 @@ def engine_extremes(engine: EngineTime | None) -> list[float]:
 
 
 def added_up(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of engines of several calls of generation as those of one."""
+    """Return the metrics of engines of several calls of generation as those of one.
+
+    Speeds are means over the time of the calls: one engine is no slower than another because it had little to do in a
+    call, in which each completion takes as long as in a full one.
+    """
+    rounds = [metrics for metrics in rounds if metrics]  # an empty one had nothing to do
+    busy = [metrics["seconds/engine_most"] for metrics in rounds]
     found: dict[str, float] = {}
-    for metrics in rounds:
-        for name, value in metrics.items():
-            if name.startswith("seconds/"):
-                found[name] = found.get(name, 0.0) + value
-            else:
-                found[name] = (max if name.endswith("_most") else min)(found.get(name, value), value)
+    for name in rounds[0] if rounds else ():
+        values = [metrics[name] for metrics in rounds]
+        if name.startswith("seconds/"):
+            found[name] = sum(values)
+        else:
+            found[name] = sum(map(math.prod, zip(values, busy, strict=True))) / sum(busy)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
+from gspo_hpc.rollout.timing import EngineTime, added_up, engine_extremes, engine_metrics
 
 
 def metrics(*engines: EngineTime | None) -> dict[str, float]:
@@ -31,3 +31,18 @@ def test_engines_that_had_nothing_to_do() -> None:
     """One of two counts as idle; where none had anything, nothing is logged."""
     assert str(metrics(EngineTime(), EngineTime(2.0, 0.0, 100, 4))["seconds/engine_least"]) == "0.0"
     assert metrics(EngineTime(), EngineTime()) == {} == metrics(None)
+
+
+def test_one_engine_is_as_fast_as_itself_however_many_calls_a_rollout_takes() -> None:
+    """Groups that are replaced are sampled in a call of their own, of fewer completions: a tenth as fast here."""
+    calls = [metrics(EngineTime(8.0, 1.0, 800, 9)), {}, metrics(EngineTime(2.0, 1.0, 20, 1))]
+    found = added_up(calls)
+    assert found["seconds/engine_least"] == found["seconds/engine_most"] == 10.0
+    assert found["engine_tokens_per_s_least"] == found["engine_tokens_per_s_most"] == pytest.approx(82.0)
+    assert found["seconds/generate_tail"] == 2.0 and added_up([{}, {}]) == {} == added_up([])
+
+
+def test_the_slower_of_two_engines_is_slower_over_all_calls() -> None:
+    found = added_up([metrics(EngineTime(4.0, 0.0, 400, 9), EngineTime(4.0, 0.0, 200, 9))] * 2)
+    assert found["engine_tokens_per_s_least"] == pytest.approx(50.0)
+    assert found["engine_tokens_per_s_most"] == pytest.approx(100.0)
