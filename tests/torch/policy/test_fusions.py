@@ -16,7 +16,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.config.schema import replace
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import activations
 from gspo_hpc.policy import bridged, layers, model, moe
@@ -67,6 +67,32 @@ def test_gpus_get_the_fused_swiglu(tmp_path: Path, platform: str) -> None:
     assert [moe.settings(arch, from_dict(raw), fused)["moe_permute_fusion"] for fused in (False, True)] == [False, True]
 
 
+def bridge_settings(config: Config, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what mcore-bridge, which is not installed here, is given for a model."""
+    made: dict[str, Any] = {}
+    bridge, models = ModuleType("mcore_bridge"), ModuleType("mcore_bridge.model")
+    vars(bridge).update(hf_to_mcore_config=lambda found: {"hf_model_type": "qwen2"})
+    meta = SimpleNamespace(is_multimodal=False, config_cls=lambda **settings: made.update(settings))
+    vars(models).update(get_mcore_model_type=lambda kind: kind, get_model_meta=lambda kind: meta)
+    monkeypatch.setattr(bridged.hf_folder, "configuration", lambda folder: None)
+    monkeypatch.setitem(sys.modules, "mcore_bridge", bridge)
+    monkeypatch.setitem(sys.modules, "mcore_bridge.model", models)
+    bridged._settings(config)
+    return made
+
+
+@pytest.mark.parametrize("backend", ["auto", "flash", "fused", "unfused"])
+def test_megatron_gets_the_kernels_of_attention_that_are_asked_for(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron sets Transformer Engine's variables by it, for models of both providers."""
+    (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))
+    config = from_dict({"model": {"path": str(tmp_path), "layers": "torch", "attention_backend": backend}})
+    found = [transformer_config(architecture.read(tmp_path), config).attention_backend]
+    found.append(bridge_settings(config, monkeypatch)["attention_backend"])
+    assert [one.name for one in found] == [backend] * 2
+
+
 @pytest.mark.parametrize(
     ("platform", "provider", "inner_sizes"),
     [("cuda", "own", 3), ("cpu", "own", 5), ("cuda", "mcore_bridge", 5)],
@@ -82,15 +108,7 @@ def test_the_plan_counts_what_the_swiglu_in_use_keeps(
     if provider == "own":
         fused = transformer_config(arch, config).bias_activation_fusion
     else:
-        made: dict[str, Any] = {}
-        bridge, models = ModuleType("mcore_bridge"), ModuleType("mcore_bridge.model")
-        vars(bridge).update(hf_to_mcore_config=lambda found: {"hf_model_type": "qwen2"})
-        meta = SimpleNamespace(is_multimodal=False, config_cls=lambda **settings: made.update(settings))
-        vars(models).update(get_mcore_model_type=lambda kind: kind, get_model_meta=lambda kind: meta)
-        monkeypatch.setattr(bridged.hf_folder, "configuration", lambda folder: None)
-        monkeypatch.setitem(sys.modules, "mcore_bridge", bridge)
-        monkeypatch.setitem(sys.modules, "mcore_bridge.model", models)
-        bridged._settings(replace(config, model=replace(config.model, path=str(tmp_path))))
+        made = bridge_settings(replace(config, model=replace(config.model, path=str(tmp_path))), monkeypatch)
         fused = made["bias_activation_fusion"]
     assert fused == (inner_sizes == 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.metadata
 import json
 import os
@@ -9,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,19 @@ def test_what_flex_is_made_of(install: Install) -> None:
     assert look("moe.token_dispatcher=flex", elsewhere="slurm.container")["deep_ep"].state == "skip"
     install("deep_ep", "1.2.1+9af0e0d")
     assert look("moe.token_dispatcher=flex")["deep_ep"].finding.startswith("1.2.1+9af0e0d")
+
+
+def test_without_nvml_it_is_said_what_is_read_in_its_place(project: Path) -> None:
+    declared = configparser.ConfigParser()
+    declared.read(project / "setup.cfg")
+    assert "nvidia-ml-py" in declared["options.extras_require"]["gpu"]
+    here = packages.read()
+    without = replace(here, versions={name: one for name, one in here.versions.items() if name != "nvidia-ml-py"})
+    found = {one.check: one for one in versions.findings(loader.load(None, ["cluster.platform=cuda"]), without)}
+    lacks = found["nvidia-ml-py"]
+    assert lacks.state == "warn" and lacks.finding.endswith("doctor parses the text of nvidia-smi")
+    assert lacks.fix.startswith("pip install 'nvidia-ml-py>=")
+    assert "nvidia-ml-py" not in {one.check for one in versions.findings(loader.load(None, ["cluster.platform=cpu"]))}
 
 
 def test_the_torchvision_trap(install: Install) -> None:

@@ -41,6 +41,8 @@ def test_where_cores_are_shared_or_phases_take_turns() -> None:
     assert make_plan(from_dict(raw(1) | {"cluster": {"platform": "cpu"}})).valid
     unbound = raw(1) | {"slurm": {"cpus_per_task": 1, "srun": ["--cpu-bind=none"]}}
     assert make_plan(from_dict(unbound)).valid
+    bound = raw(1) | {"slurm": {"cpus_per_task": 1, "srun": ["--cpu-bind=cores"]}}
+    assert [one.rule for one in make_plan(from_dict(bound)).broken] == [RULE]
 
 
 def broken(**slurm: Any) -> list[tuple[str, str]]:
