@@ -1,11 +1,12 @@
 """Folders with more than what is trained: layers that predict several tokens, weights in FP8, files of other formats.
 
-Catches a first weight sync that waits for tensors that no trainer sends, and an engine that computes in FP8 with
-weights in 32 bits. Starts an engine, about 12 seconds.
+Catches a first weight sync that waits for tensors that no trainer sends, an engine that computes in FP8 with weights in
+32 bits, and one that reads a pickle beside safetensors. Starts two engines, about 12 seconds each.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.engine.transfer import checkpoint_shapes
 from gspo_hpc.ops.weight_parts import stream_of
 from gspo_hpc.training.bringup import engine_settings
+from tests.torch.checkpoint.test_handed_over import KINDS, marks
 
 BLOCK = 128
 LAYERS = 2  # of the tiny model
@@ -96,3 +98,23 @@ def test_an_engine_computes_with_what_is_sent_to_it(
         assert np.array_equal(theirs, ours)
     finally:
         made.close()
+
+
+def test_an_engine_reads_no_pickle_that_lies_beside_the_weights(
+    model_path: Path, engine: Engine, settings: EngineSettings, tmp_path: Path
+) -> None:
+    """Files of the names that transformers, torch and vLLM know."""
+    made, marked = tmp_path / "model", tmp_path / "marks"
+    shutil.copytree(model_path, made)
+    marked.mkdir()
+    names = ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "training_args.bin", "optimizer.pt", "vocab.txt")
+    for name, make in zip(names, itertools.cycle(KINDS.values()), strict=False):
+        (made / name).write_bytes(make(marked / name))
+    loaded = Engine(replace(settings, model_path=str(made), log_path=tmp_path / "engine.log"))
+    try:
+        loaded.start()
+        tokens = list(range(5, 45))
+        assert np.array_equal(loaded.prompt_logprobs([tokens])[0], engine.prompt_logprobs([tokens])[0])
+    finally:
+        loaded.close()
+    assert marks(marked) == []

@@ -33,7 +33,7 @@ OF_LIBRARIES = (
 )
 COMMANDS = (("plan", "CONFIG"), ("suggest", "CONFIG"), ("doctor", "CONFIG"), ("train", "CONFIG", "--dry-run"))
 SCRIPTS = {
-    "verl.sh": 'source other.sh\npython3 -m verl.trainer.main_ppo --config-path . --config-name other data.train="$X"\n',
+    "verl.sh": "source other.sh\npython3 -m verl.trainer.main_ppo --config-path . --config-name other data.train=$X\n",
     "swift.sh": "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B --config other.yaml\n",
     "trl.py": "from trl import GRPOConfig\nGRPOConfig(output_dir='x')\n",
     "trl.yaml": "model_name_or_path: Qwen/Qwen2.5-7B\nloss_type: grpo\n",
