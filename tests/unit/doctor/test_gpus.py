@@ -56,7 +56,7 @@ int nvmlDeviceGetMemoryInfo(int *device, Memory *memory) {{
     return 0;
 }}
 int nvmlDeviceGetMigMode(int *device, unsigned *current, unsigned *pending) {{
-    *current = *pending = *device;
+    *current = *device, *pending = 0;  /* on until the next reset */
     return *device ? 0 : 3;  /* NVML_ERROR_NOT_SUPPORTED for the first */
 }}
 static int slices[3] = {{10, 11, 12}};  /* the second number is of none */

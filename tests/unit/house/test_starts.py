@@ -37,12 +37,13 @@ _STARTERS = re.compile(
     r"(spawn|exec)(l|le|lp|lpe|v|ve|vp|vpe)|posix_spawnp?|create_subprocess_(exec|shell)|system|popen|getoutput|getstatusoutput"
 )
 # Those of multiprocessing that choose new interpreters, or which one.
-_SPAWNING = {"get_context", "set_start_method", "set_executable", "ProcessPoolExecutor"}
+_SPAWNING = {"get_context", "set_start_method", "set_executable", "ProcessPoolExecutor", "ProcessPool"}
 # Those that start a process in the way that this version of Python has as its default, or in one that is named.
 _DEFAULT_WAY = re.compile(
-    r"(.*\.)?(multiprocessing|mp)\.(Process|Pool|Manager|spawn|start_processes)|(.*\.)?(Spawn|ForkServer)(Context|Process)"
+    r"(.*\.)?(multiprocessing|mp)\.(Process|(pool\.)?Pool|Manager|spawn|start_processes)|(.*\.)?(Spawn|ForkServer)(Context|Process)"
 )
 _PYTHON = re.compile(r"(.*/)?python(3(\.\d+)?)?")
+_OPTION = re.compile(r"-[A-Za-z]*[mc]|-")  # alone or behind others (-um); a minus is a program on standard input
 
 
 def starts(source: str) -> Iterator[tuple[int, str]]:
@@ -62,7 +63,9 @@ def starts(source: str) -> Iterator[tuple[int, str]]:
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             if "-P" in words or SHELLS & set(words[:1]):
                 continue
-            found = [word for word in words if word in ("-m", "-c")]
+            python = bool(node.elts) and _is_python(node.elts[0])
+            options = filter(_OPTION.fullmatch, (word for word in words if isinstance(word, str)))
+            found = [word for word in options if python or word in ("-m", "-c")]
             if found:
                 yield node.lineno, found[0]
             elif len(node.elts) > 1 and _is_python(node.elts[0]) and isinstance(node.elts[1], ast.Starred):
@@ -80,7 +83,7 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
     if _DEFAULT_WAY.fullmatch(ast.unparse(node.func)):
         yield node.lineno, name
     elif name in _SPAWNING:
-        context = {keyword.arg for keyword in node.keywords} & {"mp_context"}  # found where it is made
+        context = {keyword.arg for keyword in node.keywords} & {"mp_context", "context"}  # found where it is made
         if not context and words != ["fork"]:  # with no name, it is what Python's version has as its default
             yield node.lineno, name
     elif _STARTERS.fullmatch(name):
@@ -94,7 +97,8 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
 
 def _is_python(node: ast.expr) -> bool:
     text = ast.unparse(node)
-    return "sys.executable" in text or text in ("python", "interpreter")
+    named = isinstance(node, ast.Constant) and isinstance(node.value, str) and _PYTHON.fullmatch(node.value)
+    return bool(named) or "sys.executable" in text or text in ("python", "interpreter")
 
 
 def modules(project: Path) -> Iterator[Path]:
@@ -124,6 +128,9 @@ def test_every_start_of_python_leaves_out_the_current_folder(project: Path) -> N
         '[*words, *python, "-m", "x"]',
         '[sys.executable, "-c", code]',
         "[sys.executable, *arguments]",
+        '[sys.executable, "-um", "x"]',
+        '["python3", "-Bc", code]',
+        '[sys.executable, "-"]',
         'f"{python} -u -m {module}"',
     ],
 )
@@ -135,6 +142,9 @@ def test_a_start_without_it_is_found(line: str) -> None:
             .replace('"-c"', '"-P", "-c"')
             .replace("-m {", "-P -m {")
             .replace("executable, *", 'executable, "-P", *')
+            .replace(', "-um"', ', "-P", "-um"')
+            .replace(', "-Bc"', ', "-P", "-Bc"')
+            .replace(', "-"]', ', "-P", "-"]')
         )
     )
 
@@ -159,6 +169,8 @@ def test_a_start_without_it_is_found(line: str) -> None:
         ("multiprocessing.set_executable(sys.executable)", "set_executable"),
         ("context.set_executable(path)", "set_executable"),
         ("ProcessPoolExecutor(4)", "ProcessPoolExecutor"),
+        ("pebble.ProcessPool(max_workers=4)", "ProcessPool"),
+        ("multiprocessing.pool.Pool(4)", "Pool"),
         ("multiprocessing.Process(target=run)", "Process"),
         ("from multiprocessing import Process", "multiprocessing.Process"),
         ("mp.Pool(4)", "Pool"),
@@ -179,6 +191,7 @@ def test_a_function_that_starts_it_is_found(line: str, function: str) -> None:
         'os.execvp("srun", ["srun", *words])',
         'multiprocessing.get_context("fork")',
         "ProcessPoolExecutor(4, mp_context=context)",
+        "ProcessPool(max_workers=4, context=context)",
         "system(one, two)",
         "context.Process(target=run)",
         "from multiprocessing.connection import Connection",
