@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from gspo_hpc.runs.reader import read_run
 from tests import metrics_page
 from tests.run import harness
 from tests.run.harness import Found
@@ -104,6 +105,16 @@ def found(finished: Path) -> Found:
 def test_metrics_of_experts_are_explained_on_their_page(finished: Path) -> None:
     keys = {key for record in harness.metrics(finished) for key in record}
     assert "experts/idle" in keys and metrics_page.unexplained(keys) == []
+
+
+def test_the_share_of_every_expert_is_that_of_the_latest_update(finished: Path) -> None:
+    """Files of the run hold it for the report: all tokens of both layers went to the first expert."""
+    experts = read_run(finished).experts
+    assert experts is not None
+    step, layers = experts
+    assert step == harness.metrics(finished)[-1]["step"] == 64 and len(layers) == 2
+    (tokens,) = {row[0] for row in layers.values()}
+    assert tokens > 0 and all(row == [tokens, *[0] * 7] for row in layers.values())
 
 
 def test_experts_that_nobody_chooses(found: Found) -> None:
