@@ -77,6 +77,37 @@ def test_places_and_parameters(parallel: dict[str, int], model: Path, tmp_path: 
     assert not list((tmp_path / "tmp").glob("gspo-dry-run-*"))
 
 
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+WRONG = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from gspo_hpc.training.jobs.dry_run import dry_run
+
+real, calls = dist.all_reduce, []
+
+def wrong(tensor, *arguments, **options):
+    calls.append(tensor)
+    real(tensor, *arguments, **options)
+    tensor += len(calls) == int(sys.argv[2])
+
+dist.all_reduce = wrong
+dry_run(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("number", "group"), [(1, "world"), (8, "expert data")])
+def test_a_group_whose_sum_is_wrong_is_named(number: int, group: str, model: Path, tmp_path: Path) -> None:
+    """The last one of eight, too: a network that only some groups use shows itself when they are used."""
+    content = raw(model)
+    content["cluster"]["gpus_per_node"] = 1
+    (tmp_path / "config.yaml").write_text(json.dumps(content))
+    command = [sys.executable, "-c", WRONG, str(tmp_path), str(number)]
+    done = subprocess.run(command, env=os.environ | ALONE, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"a sum of ones over 1 ranks of {group} is 2\n"), done.stderr
+
+
 def test_ranks_that_only_generate_are_told_apart(model: Path, tmp_path: Path) -> None:
     content = raw(model, tensor_model=2)
     content["cluster"]["gpus_per_node"] = 3
