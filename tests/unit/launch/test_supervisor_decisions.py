@@ -196,6 +196,34 @@ def test_a_signal_a_little_before_the_notice_is_that_of_the_time_limit(
     assert attempt._why(attempt._job(), False) == why
 
 
+@pytest.mark.parametrize(("preempted", "why"), [(900.0, "stopped"), (1000.0, "preempted"), (1100.0, "preempted")])
+def test_a_preemption_before_the_job_was_started_again_is_none(watch: Watch, preempted: float, why: str) -> None:
+    """Slurm keeps the time of the last one through a requeue."""
+    job = commands.Job("7", "RUNNING", "", "n1", 1000.0, time.time() + 7200.0, preempted, 1, "")
+    assert watch()._why(job, False) == why
+
+
+def test_time_in_which_this_process_was_suspended_does_not_count(
+    slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended job (scontrol suspend) has its ranks stand still: they are not late when it goes on."""
+    slurm.ends_in(NOTICE + 1000)
+    one, clock = watch(), iter([100.0, 101.0, 1001.0, 1002.0])  # of the start, and of each look
+    one.server.ranks[0] = RankState(0, "n1", 1, "7.0", heard_at=100.0, moved_at=100.0)
+    seen: list[tuple[float, ...]] = []
+
+    def problem(ranks: Any, config: Config, now: float, began: float, node: Any) -> None:
+        seen.append((now - began, now - ranks[0].heard_at, now - ranks[0].moved_at))
+
+    looks = iter([None, None, None])
+    step: Any = SimpleNamespace(poll=lambda: next(looks, 0))
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+    monkeypatch.setattr(supervisor.watch, "problem", problem)
+    monkeypatch.setattr(one, "_stop_if_due", lambda: None)
+    assert one._watch(step) is None
+    assert seen == [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (2.0, 1.0, 1.0)]
+
+
 def test_without_an_answer_of_slurm_the_deadline_is_that_of_the_allocation_too(
     slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
