@@ -224,6 +224,22 @@ def test_time_in_which_this_process_was_suspended_does_not_count(
     assert seen == [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (2.0, 1.0, 1.0)]
 
 
+def test_a_job_that_begins_while_submit_is_still_busy_waits_for_it(
+    slurm: Slurm, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder without an attempt is about to go; one with an attempt of another job is not, and is refused at once."""
+    monkeypatch.setattr(supervisor, "_LOCK_PATIENCE", 8.0)
+    leaving = threading.Timer(2.0, run.lock().close)  # the lock itself waits a second
+    leaving.start()
+    with supervisor._patient_lock(run, "8") as held:
+        held.describe(3)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="is running already"), supervisor._patient_lock(run, "8"):
+            pass
+        assert time.monotonic() - began < 5
+    leaving.join()
+
+
 def test_without_an_answer_of_slurm_the_deadline_is_that_of_the_allocation_too(
     slurm: Slurm, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
