@@ -20,6 +20,7 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_f
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint.shared_optimizer import Gathering
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MASTER = "fp32_param"
@@ -28,17 +29,18 @@ State = dict[str, Any]
 Place = Callable[[str, int], torch.Tensor]  # host memory for a name and a number of fp32 elements, kept by its owner
 
 
-def sharded(optimizer: Any, model: State, place: Place | None = None) -> State:
+def sharded(optimizer: Any, model: State, place: Place | None = None, later: list[Gathering] | None = None) -> State:
     """Return the state to save, or to load into, for the sharded state `model` of all weights.
 
     `place` gives the memory for what data-parallel ranks gather of a state that they share, to save it; that makes this
-    collective. Without it there is a tensor for everything, to load into.
+    collective, unless they are to gather it `later`, for which this notes what is to be done. Without a place there is
+    a tensor for everything, to load into.
     """
     tensors = {}
     for number, part in enumerate(optimizer.chained_optimizers):
         _begin(part)
         if isinstance(part, DistributedOptimizer):
-            tensors[str(number)] = _owned(part, model, number, place)
+            tensors[str(number)] = _owned(part, model, number, place, later)
         else:
             tensors[str(number)] = {
                 str(index): {
@@ -71,7 +73,9 @@ def load(optimizer: Any, model: State, state: State) -> None:
             part.grad_scaler.load_state_dict(state["scaler"])
 
 
-def _owned(part: Any, model: State, number: int, place: Place | None) -> dict[str, dict[str, ShardedBase]]:
+def _owned(
+    part: Any, model: State, number: int, place: Place | None, later: list[Gathering] | None
+) -> dict[str, dict[str, ShardedBase]]:
     """Return the entries of the parameters that this rank owns, by index and key, with the values if it has a place."""
     weights = {id(base.data): base for base in nested_values(extract_sharded_tensors_and_factories(model)[0])}
     every, rank = shared_optimizer.shares(part), part.data_parallel_group.rank()
@@ -83,13 +87,18 @@ def _owned(part: Any, model: State, number: int, place: Place | None) -> dict[st
     if place is not None:
         # Copies of a parameter on other ranks than those of this group, of which one is saved.
         every = [share for share in every if not any(weights[id(share.parameter)].replica_id[:-1])]
-        values = shared_optimizer.gather(part, _keys(part), every, lambda name, size: place(f"{number}.{name}", size))
-    found: dict[str, dict[str, ShardedBase]] = {}
+        gathering = Gathering(part, _keys(part), every, lambda name, size: place(f"{number}.{name}", size))
+        if later is None:
+            gathering.fill()
+        else:
+            later.append(gathering)
+        values = gathering.whole
+    owned: dict[str, dict[str, ShardedBase]] = {}
     for share in every:
         if share.owner != rank:
             continue
         weight = weights[id(share.parameter)]
-        entries = found[str(share.index)] = {}
+        entries = owned[str(share.index)] = {}
         for key in _keys(part):
             flat = values[share.index][key] if place is not None else torch.empty(share.parameter.numel())
             name = _MASTER if key == "param" else key
@@ -98,7 +107,7 @@ def _owned(part: Any, model: State, number: int, place: Place | None) -> dict[st
             entries[name] = make_sharded_optimizer_tensor(
                 first, flat.view(share.parameter.shape), f"optimizer.state.{name}"
             )
-    return found
+    return owned
 
 
 def _keys(part: Any) -> tuple[str, ...]:

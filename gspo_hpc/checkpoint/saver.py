@@ -39,9 +39,6 @@ class Saver:
         self._copies = sharded.Copies(background=background)
         self._policy, self._background, self._reference = policy, background, reference
         self._group = dist.new_group(backend="gloo", timeout=policy.ranks.timeout)
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="save", initializer=_begin, initargs=(policy.ranks.device, background)
-        )
         self._under_way: Future[None] | None = None
         self._checked = False
 
@@ -68,6 +65,7 @@ class Saver:
                 self._copies,
                 check=not self._checked,
                 reference=self._reference,
+                exchanged=_yield_cores if self._background else lambda: None,
             )
         except BaseException:
             _remove(staging, first)
@@ -87,7 +85,10 @@ class Saver:
                 raise
             self.seconds = time.monotonic() - began
 
-        self._under_way = self._thread.submit(work)
+        # A thread for each save: one that has lowered its priority may not raise it again.
+        thread = ThreadPoolExecutor(1, "save", _begin, (self._policy.ranks.device,))
+        self._under_way = thread.submit(work)
+        thread.shutdown(wait=False)
         if not self._background:
             self.wait()
 
@@ -110,12 +111,15 @@ class Saver:
             self._under_way = None
 
 
-def _begin(device: torch.device, background: bool) -> None:
-    """Prepare the thread: it works on this rank's GPU, and leaves training the cores that it wants."""
+def _begin(device: torch.device) -> None:
+    """Let the thread work on this rank's GPU."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # a new thread has the node's first GPU, where CUDA would begin anew
-    if background:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _yield_cores() -> None:
+    """Leave training the cores that it wants, now that no other rank waits for this thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

@@ -29,6 +29,7 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import adapters, compat, optimizer_state
+from gspo_hpc.checkpoint.shared_optimizer import Gathering
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
@@ -90,10 +91,13 @@ class Copies:
 
 
 def _state(
-    policy: Policy, copies: Copies | None = None, reference: Sequence[torch.Tensor] | None = None
+    policy: Policy,
+    copies: Copies | None = None,
+    reference: Sequence[torch.Tensor] | None = None,
+    later: list[Gathering] | None = None,
 ) -> dict[str, Any]:
     model = _model_state(policy)
-    optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place)
+    optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place, later)
     state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict(), "base": policy.base}
     state |= {"first_adapters": policy.first_adapters, "alpha": policy.config.adapter.alpha}  # of adapters
     return state if reference is None else state | {"reference": _reference_state(policy, reference)}
@@ -107,11 +111,13 @@ def prepare(
     *,
     check: bool = True,
     reference: Sequence[torch.Tensor] | None = None,
+    exchanged: Callable[[], None] = lambda: None,
 ) -> Callable[[], dict[str, Entry]]:
     """Begin a copy of this rank's part of the state, and return a function that writes it into the folder `staging`.
 
-    The folder exists. What is on a GPU has been copied when this returns. In host memory the function copies first, and
-    meanwhile the policy lets nothing change its state: a step of the optimizer, for one, helps to copy, and then steps.
+    The folder exists. What is on a GPU has been copied when this returns, and ranks that share an optimizer have sent
+    each other its pieces. In host memory the function does both first, calls `exchanged` between them, and meanwhile
+    the policy lets nothing change its state: a step of the optimizer, for one, helps to copy, and then steps.
     All ranks call this and then the function, which returns what is in this rank's shards. The function may run in a
     thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
@@ -119,9 +125,15 @@ def prepare(
     not stay that of the start, one for each of the policy's trained parameters and under the same rule as its state.
     Both raise OSError where the disk fails.
     """
+    later = None if policy.ranks.device.type == "cuda" else list[Gathering]()
+
+    def exchange() -> None:
+        for one in later or ():
+            one.exchange(group)
 
     def copy_state(state: dict[str, list[ShardedBase]]) -> None:
-        policy.copy_state(copies.take(state))
+        own = [pair for one in later or () for pair in one.own()]
+        policy.copy_state([*copies.take(state), *own], exchange)
 
     policy.restore()
     policy.settle()
@@ -133,12 +145,14 @@ def prepare(
     with plain_disk_full(staging):
         copies.on(policy.ranks.device)
         write_shards = compat.prepare(
-            _state(policy, copies, reference), shards, group, written, copy=copy_state, check=check
+            _state(policy, copies, reference, later), shards, group, written, copy=copy_state, check=check
         )
         state_copy = policy.state_copy
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
     def write() -> dict[str, Entry]:
+        state_copy.exchange()
+        exchanged()
         state_copy.finish()
         with plain_disk_full(staging):
             try:

@@ -88,32 +88,62 @@ def shares(part: Any) -> list[Share]:
     return found
 
 
-@torch.no_grad()
-def gather(part: Any, keys: Sequence[str], every: Sequence[Share], place: Place) -> dict[int, dict[str, torch.Tensor]]:
-    """Return the whole state of those of the parameters that this rank owns, by index and key, in host memory.
+class Gathering:
+    """The whole state of those of the parameters that this rank owns, gathered from the ranks that hold pieces of it.
 
-    Collective: `every` must be the same on all ranks of the data-parallel group. `keys`: "exp_avg", "exp_avg_sq" and,
-    for an fp32 master, "param".
+    The memory is there from the start. Either :meth:`fill` fills it at once. Or somebody copies the tensors of
+    :meth:`own`, and :meth:`exchange` brings the rest, in any order and in any thread; until both are done, the
+    optimizer must stay as it is.
     """
-    group = part.data_parallel_group
-    whole: dict[int, dict[str, torch.Tensor]] = {}
-    for share in every:
-        if share.owner == group.rank():
-            own = share.of(group.rank())
-            assert own is not None, "owners are among the holders"
-            tensors = whole[share.index] = {}
-            for key in keys:
-                tensors[key] = place(f"{share.index}.{key}", share.parameter.numel())
-                tensors[key][own.begin : own.end].copy_(_values(part, share.parameter, key))
 
-    def send(move: _Move) -> torch.Tensor:
-        return _values(part, move.share.parameter, move.key)[move.offset : move.offset + move.elements]
+    def __init__(self, part: Any, keys: Sequence[str], every: Sequence[Share], place: Place) -> None:
+        """Take the same parameters `every` on all ranks of the data-parallel group of the DistributedOptimizer `part`.
 
-    def receive(move: _Move, values: torch.Tensor) -> None:
-        whole[move.share.index][move.key][move.begin : move.end].copy_(values)
+        `keys`: "exp_avg", "exp_avg_sq" and, for an fp32 master, "param".
+        """
+        self._part, self._keys, self._every = part, keys, every
+        self._rank = part.data_parallel_group.rank()
+        self.whole = {  # by index of the parameter and key, in host memory
+            share.index: {key: place(f"{share.index}.{key}", share.parameter.numel()) for key in keys}
+            for share in every
+            if share.owner == self._rank
+        }
 
-    _exchange(group, _batches(every, keys), send, receive, to_owner=True)
-    return whole
+    def own(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (target, source) of what this rank holds of its parameters: the source of a GPU may be a copy there."""
+        for share in self._every:
+            if share.owner == self._rank:
+                piece = share.of(self._rank)
+                assert piece is not None, "owners are among the holders"
+                for key, tensor in self.whole[share.index].items():
+                    yield tensor[piece.begin : piece.end], _values(self._part, share.parameter, key)
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Copy and exchange everything now, over the optimizer's own group. Collective."""
+        for target, source in self.own():
+            target.copy_(source)
+        self.exchange(self._part.data_parallel_group)
+
+    @torch.no_grad()
+    def exchange(self, group: dist.ProcessGroup) -> None:
+        """Bring the pieces that other ranks hold, over a group that has all ranks of the optimizer's. Collective."""
+
+        def send(move: _Move) -> torch.Tensor:
+            return _values(self._part, move.share.parameter, move.key)[move.offset : move.offset + move.elements]
+
+        def target(move: _Move) -> torch.Tensor:
+            return self.whole[move.share.index][move.key][move.begin : move.end]
+
+        def receive(move: _Move, values: torch.Tensor) -> None:
+            if values.data_ptr() != target(move).data_ptr():
+                target(move).copy_(values)
+
+        def landing(move: _Move) -> torch.Tensor:
+            return target(move) if move.share.parameter.device.type == "cpu" else _empty(move)
+
+        batches = _batches(self._every, self._keys)
+        _exchange(Members(self._part, group), batches, send, landing, receive, to_owner=True)
 
 
 @torch.no_grad()
@@ -144,7 +174,7 @@ def scatter(part: Any, keys: Sequence[str], whole: dict[int, dict[str, torch.Ten
     def receive(move: _Move, values: torch.Tensor) -> None:
         take(move.share, move.key, move.offset, values)
 
-    _exchange(group, _batches(every, keys), send, receive, to_owner=False)
+    _exchange(Members(part, group), _batches(every, keys), send, _empty, receive, to_owner=False)
     compat.settle_optimizer(part)
 
 
@@ -181,41 +211,63 @@ def _batches(every: Sequence[Share], keys: Sequence[str]) -> Iterator[list[_Move
         yield batch
 
 
+class Members:
+    """The ranks of an optimizer's data-parallel group, in a group that talks for them."""
+
+    def __init__(self, part: Any, group: dist.ProcessGroup) -> None:
+        self.group, self.rank = group, part.data_parallel_group.rank()
+        self._same = group is part.data_parallel_group
+        self._ranks = [] if self._same else dist.get_process_group_ranks(part.data_parallel_group)
+
+    def peer(self, rank: int) -> int:
+        """Return the rank in the group that talks of a rank of the optimizer's group."""
+        return rank if self._same else dist.get_group_rank(self.group, self._ranks[rank])
+
+
+def _empty(move: _Move) -> torch.Tensor:
+    return torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
+
+
 def _exchange(
-    group: dist.ProcessGroup,
+    members: Members,
     batches: Iterable[Sequence[_Move]],
     send: Callable[[_Move], torch.Tensor],
+    landing: Callable[[_Move], torch.Tensor],
     receive: Callable[[_Move, torch.Tensor], None],
     *,
     to_owner: bool,
 ) -> None:
-    """Make all moves, from the holders to the owner or back: this rank sends and receives what concerns it."""
+    """Make all moves, from the holders to the owner or back: this rank sends and receives what concerns it.
+
+    What comes arrives in the tensor of `landing`, and `receive` gets it.
+    """
     for moves in batches:
         # In a call of its own, so that nothing of a batch is left when memory for the next one is taken.
-        _exchange_batch(group, moves, send, receive, to_owner=to_owner)
+        _exchange_batch(members, moves, send, landing, receive, to_owner=to_owner)
 
 
 def _exchange_batch(
-    group: dist.ProcessGroup,
+    members: Members,
     moves: Sequence[_Move],
     send: Callable[[_Move], torch.Tensor],
+    landing: Callable[[_Move], torch.Tensor],
     receive: Callable[[_Move, torch.Tensor], None],
     *,
     to_owner: bool,
 ) -> None:
-    me = group.rank()
-    operations, landing = [], []
+    me, group = members.rank, members.group
+    operations, landed = [], []
     for tag, move in enumerate(moves):
         source, target = (move.holder, move.share.owner) if to_owner else (move.share.owner, move.holder)
         if source == me:
             tensor = send(move).contiguous()
-            operations.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=target, tag=tag))
+            operations.append(dist.P2POp(dist.isend, tensor, group=group, group_peer=members.peer(target), tag=tag))
         elif target == me:
-            tensor = torch.empty(move.elements, dtype=torch.float32, device=move.share.parameter.device)
-            operations.append(dist.P2POp(dist.irecv, tensor, group=group, group_peer=source, tag=tag))
-            landing.append((move, tensor))
+            tensor = landing(move)
+            operations.append(dist.P2POp(dist.irecv, tensor, group=group, group_peer=members.peer(source), tag=tag))
+            landed.append((move, tensor))
     if operations:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-    for move, tensor in landing:
+    for move, tensor in landed:
         receive(move, tensor)

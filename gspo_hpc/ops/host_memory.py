@@ -13,7 +13,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -81,11 +81,16 @@ class HostCopy:
 
     The second tensor of every pair is copied into the first, of the same shape and in host memory. What comes from a
     GPU has been copied when this is made. Copies within host memory are made by those who call :meth:`finish`; until it
-    has returned once, the sources must stay as they are.
+    has returned once, the sources must stay as they are. So must what `exchange` sends to other ranks: it is called
+    once, by whoever comes first.
     """
 
-    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], exchange: Callable[[], None] | None = None
+    ) -> None:
         self._pairs = pairs  # keeps their memory
+        self._exchange, self._exchanging = exchange, threading.Lock()
+        self._failed: BaseException | None = None
         pieces: list[tuple[int, int, int]] = []
         for target, source in pairs:
             alike = target.dtype == source.dtype and target.device == source.device
@@ -101,6 +106,19 @@ class HostCopy:
         self._rest, self._left = iter(pieces), len(pieces)
         self._moved = threading.Condition()
 
+    def exchange(self) -> None:
+        """Return when what goes between ranks is there. Whoever comes first sees to it; all raise its error."""
+        with self._exchanging:
+            if self._failed is not None:
+                raise self._failed
+            exchange, self._exchange = self._exchange, None
+            if exchange is not None:
+                try:
+                    exchange()
+                except BaseException as error:
+                    self._failed = error
+                    raise
+
     def finish(self) -> None:
         """Return when everything is copied. Threads that call this share the work, so none waits for a slower one."""
         moved = 0
@@ -113,6 +131,7 @@ class HostCopy:
                 self._pairs = ()
                 self._moved.notify_all()
             self._moved.wait_for(lambda: self._left == 0)
+        self.exchange()
 
 
 def _unlock(addresses: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +130,16 @@ class Policy:
         """Finish a copy of the state that is under way. Called before weights or optimizer change or move."""
         self.state_copy.finish()
 
-    def copy_state(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def copy_state(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], exchange: Callable[[], None] | None = None
+    ) -> None:
         """Begin a copy of parts of the state into host memory, (target, source); see :class:`HostCopy`.
 
-        Whoever needs it calls ``state_copy.finish()``, as the policy does before it changes anything.
+        `exchange` sends other ranks parts of this one's state. Whoever needs the copy calls ``state_copy.finish()``, as
+        the policy does before it changes anything.
         """
         self.state_copy.finish()
-        self.state_copy = HostCopy(pairs)
+        self.state_copy = HostCopy(pairs, exchange)
 
     def offload(self, parts: Collection[str] | None = None, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.

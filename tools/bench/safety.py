@@ -14,7 +14,8 @@ It makes three measurements on one training rank, one engine and all cores, with
   threads and processes that work beside the loop, some of them all the time and not once a step.
 - Saves of SmolLM2: checkpoints of the same state in turns, waited for and in the background, with one optimizer step
   after each. "Blocked" is the time that the loop waits. The step that runs while a checkpoint is written shares the
-  cores with it; the time that it takes longer than the step after a finished save is part of the cost.
+  cores with it; the time that it takes longer than the step after a finished save is part of the cost. --only-saves
+  measures nothing else, also of several ranks: `--only-saves --ranks 2 optimizer.distributed=true`.
 
 The last table adds all of this up for a long step, with one save in `checkpoint.interval` steps: the difference of
 short steps, half (of two cores) of the CPU seconds beside a long step, though some of them are in that difference
@@ -27,7 +28,9 @@ import argparse
 import json
 import os
 import signal
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -39,9 +42,11 @@ from typing import Any
 
 import numpy as np
 import psutil
+import yaml
 from step import BENCH, COMPLETIONS, GROUP, MAX_LENGTH, REPO, WARM_UP, cpu_model, our_config, spread
 
 RESULT = "GSPO_HPC_BENCH_RESULT"
+SAVES = "GSPO_HPC_BENCH_SAVES"  # in the environment of further ranks: where the first one saves
 
 
 def say(text: str) -> None:
@@ -51,7 +56,7 @@ def say(text: str) -> None:
 
 def settings(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The run whose steps are measured: a rollout takes all its prompts."""
-    work.mkdir(exist_ok=True)
+    work.mkdir(exist_ok=True, parents=True)
     rows = args.data.read_text("utf-8").splitlines(keepends=True)[: COMPLETIONS // GROUP]
     (work / "data.jsonl").write_text("".join(rows), "utf-8")
     config = our_config(args, work / "run", f"{BENCH / 'graders.py'}:text_reward")
@@ -186,9 +191,22 @@ def measure_steps(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, 
     return rows, watching + statistics.mean(row["beside"] for row in rows if row["on"])
 
 
-def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:
-    """Seconds blocked, of whole saves, and of the step after a save, of both kinds."""
-    from trainer import make_policy, noise
+def place_of(rank: int, args: argparse.Namespace, port: int) -> dict[str, str]:
+    """Environment of a rank that saves: they share this machine."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.ranks, "MASTER_PORT": port}
+    return {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"}
+
+
+def measure_saves(
+    args: argparse.Namespace, work: Path, place: Mapping[str, str] | None = None
+) -> dict[str, list[float]]:
+    """Seconds blocked, of whole saves, and of the step after a save, of both kinds.
+
+    With several ranks each figure is that of the slowest one.
+    """
+    import torch
+    import torch.distributed as dist
+    from trainer import ALONE, make_policy, noise
 
     from gspo_hpc.algorithms import objective as algorithms
     from gspo_hpc.checkpoint.saver import Saver
@@ -198,8 +216,12 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     from gspo_hpc.runs import commit
     from gspo_hpc.training import update
 
-    config = from_dict(settings(args, work))
-    policy = make_policy(args.model, config)
+    raw = settings(args, work)
+    for key, _, value in (text.partition("=") for text in args.overrides):
+        section, name = key.split(".")
+        raw.setdefault(section, {})[name] = yaml.safe_load(value)
+    config = from_dict(raw)
+    policy = make_policy(args.model, config, place or ALONE)
     objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, 1 if args.only_saves else COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
 
@@ -208,6 +230,11 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
 
     late = 0.0  # seconds that the step has waited for the copy, or has helped with it
     finish = HostCopy.finish
+
+    def slowest(*seconds: float) -> list[float]:
+        found = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
 
     def finish_copy(copy: HostCopy) -> None:
         nonlocal late
@@ -221,7 +248,10 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
     for turn in range(args.saves + 1):  # the first of each kind is not measured
         for kind in ("s", "a") if turn % 2 else ("a", "s"):
-            staging = commit.begin(work / "checkpoints", turn)
+            if policy.ranks.rank == 0:
+                commit.begin(work / "checkpoints", turn)
+            dist.barrier()
+            staging = commit.staging_path(work / "checkpoints", turn)
             began = time.perf_counter()
             saver.save(staging, partial(make, staging, turn))
             if kind == "s":
@@ -233,15 +263,32 @@ def measure_saves(args: argparse.Namespace, work: Path) -> dict[str, list[float]
             blocked += late
             assert result is not None and not result.skipped
             saver.wait()
+            values = slowest(blocked, saver.seconds, seconds)
             if turn:
-                for what, value in (("blocked", blocked), ("whole", saver.seconds), ("step", seconds)):
+                for what, value in zip(("blocked", "whole", "step"), values, strict=True):
                     found[f"{what}/{kind}"].append(value)
-        commit.retain(work / "checkpoints", 1)
-        say(f"saves: turn {turn} of {args.saves}")
+        if policy.ranks.rank == 0:
+            commit.retain(work / "checkpoints", 1)
+            say(f"saves: turn {turn} of {args.saves}")
     size = sum(path.stat().st_size for path in (work / "checkpoints").rglob("*") if path.is_file())
     found["bytes"] = [float(size)]
     stop()
     return found
+
+
+def saves_of_ranks(args: argparse.Namespace, work: Path) -> dict[str, list[float]]:
+    """Measure saves of several ranks: this process is the first, the others are started here."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    others = [
+        subprocess.Popen(command, env=os.environ | place_of(rank, args, port) | {SAVES: str(work)}, stdout=sys.stderr)
+        for rank in range(1, args.ranks)
+    ]
+    saves = measure_saves(args, work, place_of(0, args, port))
+    if any(other.wait(60) for other in others):
+        raise RuntimeError("a rank failed; stderr has its error")
+    return saves
 
 
 def show_saves(saves: Mapping[str, Sequence[float]], longer: float) -> None:
@@ -271,7 +318,11 @@ def main() -> int:
         "--saves", type=int, default=5, help="saves of each kind that are measured (default: %(default)s)"
     )
     parser.add_argument("--only-saves", action="store_true", help="measure saves alone, beside steps of one group")
+    parser.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of --only-saves (default: 1)")
+    parser.add_argument("overrides", nargs="*", help="settings of --only-saves, such as optimizer.distributed=true")
     args = parser.parse_args()
+    if (args.ranks > 1 or args.overrides) and not args.only_saves:
+        parser.error("--ranks and settings go with --only-saves")
     tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
     for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
         if not path.is_file():
@@ -279,11 +330,14 @@ def main() -> int:
     if args.steps % 4 or args.steps < 4 or tiny.steps % 4 or tiny.steps < 4:
         parser.error(f"--steps {args.steps} --short-steps {tiny.steps}: multiples of 4, from 4 on")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if SAVES in os.environ:  # another rank of --only-saves --ranks
+        measure_saves(args, Path(os.environ[SAVES]), dict(os.environ))
+        return 0
     with tempfile.TemporaryDirectory(prefix="gspo_hpc-safety-") as name:
         work = Path(name)
         if args.only_saves:
-            os.environ["OMP_NUM_THREADS"] = str(cores)
-            saves = measure_saves(args, work / "saves")
+            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // args.ranks))
+            saves = saves_of_ranks(args, work / "saves") if args.ranks > 1 else measure_saves(args, work / "saves")
             print(f"{cores} cores of {cpu_model()}; load average before the start: {load:.1f}, at the end:", end=" ")
             print(f"{os.getloadavg()[0]:.1f}; {args.saves} pairs of saves; medians, with least and most.\n")
             show_saves(saves, statistics.median(saves["step/a"]) - statistics.median(saves["step/s"]))

@@ -665,7 +665,7 @@ def gather_optimizer(policy: LedgerPolicy) -> None:
     """
     if (optimizer := shared_part(policy)) is not None:
         part, every = optimizer
-        shared_optimizer.gather(part, KEYS, every, lambda name, count: torch.empty(count, device="meta"))
+        shared_optimizer.Gathering(part, KEYS, every, lambda name, count: torch.empty(count, device="meta")).fill()
 
 
 def shared_part(policy: LedgerPolicy, *, loads: bool = False) -> tuple[Any, list[Share]] | None:

@@ -160,8 +160,12 @@ def test_a_load_that_keeps_what_arrives_is_caught(kept: bool, monkeypatch: pytes
     config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, "optimizer.distributed=true"])
     exchange, copies = shared_optimizer._exchange_batch, []
 
-    def keeping(group: Any, moves: Any, send: Any, receive: Any, **options: Any) -> None:
-        exchange(group, moves, send, lambda move, values: (copies.append(values), receive(move, values)), **options)
+    def keeping(members: Any, moves: Any, send: Any, landing: Any, receive: Any, **options: Any) -> None:
+        def kept(move: Any, values: Any) -> None:
+            copies.append(values)
+            receive(move, values)
+
+        exchange(members, moves, send, landing, kept, **options)
 
     if kept:
         monkeypatch.setattr(shared_optimizer, "_exchange_batch", keeping)
