@@ -121,6 +121,45 @@ def test_nothing_is_copied_within_host_memory_before_somebody_waits() -> None:
     assert target.sum() == 4
 
 
+def test_ranks_exchange_once_before_anybody_goes_on() -> None:
+    """The loop and the thread of the save both come; what a rank sends must not change before it is sent."""
+    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+
+    def exchange() -> None:
+        begun.set()
+        assert may_end.wait(60)
+        done.append("exchanged")
+
+    copy = HostCopy([(torch.zeros(4), torch.ones(4))], exchange)
+    saving = threading.Thread(target=copy.exchange)
+    stepping = threading.Thread(target=lambda: (copy.finish(), done.append("stepped")))
+    saving.start()
+    assert begun.wait(60)
+    stepping.start()
+    stepping.join(0.2)
+    assert stepping.is_alive() and done == []
+    may_end.set()
+    for thread in (saving, stepping):
+        thread.join()
+    copy.finish()
+    assert done == ["exchanged", "stepped"]
+
+
+def test_an_exchange_that_failed_fails_for_all() -> None:
+    """A thread that wrote the copy all the same would save pieces that never came."""
+    tried: list[int] = []
+
+    def exchange() -> None:
+        tried.append(1)
+        raise RuntimeError("connection closed by peer")
+
+    copy = HostCopy((), exchange)
+    for work in (copy.finish, copy.exchange, copy.finish):
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            work()
+    assert len(tried) == 1
+
+
 def test_what_comes_from_a_gpu_has_been_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream is behind: it copies when somebody waits for it. Afterwards the source is another tensor's memory."""
     queue: list[Callable[[], object]] = []
