@@ -72,6 +72,7 @@ class Job:
     deaths: Mapping[int, str] = field(default_factory=dict)  # sync -> the call in it that ends rank 0's engine
     syncs: int = 0  # of rank 0's engines
     groups: dict[int, Any] = field(default_factory=dict)  # of the rollout in which the job ended, by rank
+    noted: bool = False  # whether a pass for old log-probs has noted choices of experts
 
     def parts(self, phase: str) -> dict[str, int]:
         """Return the parts of a phase of the plan."""
@@ -89,6 +90,11 @@ class Job:
         """The sizes of choices of experts that are repeated, if any are."""
         repeats = derived.router_replay(self.config) != "off" and self.arch.experts is not None
         return choices(self.arch, self.config, self.estimate.stage) if repeats else None
+
+    @property
+    def repeated(self) -> Choices | None:
+        """The same of an update; None where none are known: it has those of the engines, or what a pass has noted."""
+        return self.choices if self.noted or derived.router_replay(self.config) == "rollout" else None
 
     def marked(self, groups: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with a mark each, whose choices of experts are in host memory as long as anything has it.
@@ -168,7 +174,7 @@ class Job:
     def update(self) -> None:
         """Hold what the passes of an update take beside the model's state: those of the head, then those of layers."""
         waiting, given = {}, {}
-        if found := self.choices:
+        if found := self.repeated:
             flight = moments.in_flight(self.config, self.estimate.stage) if found.kept else 1
             given = {"choices of experts": int(found.given * flight)}
         if any(phase.name == "head_backward" for phase in self.estimate.phases):
@@ -178,9 +184,9 @@ class Job:
                 waiting = {"the head's gradient": head["the head's gradient"]}
         self._hold("update", self._borrowed("update") | waiting | given)
 
-    def forward(self, name: str) -> None:
-        """Hold what a pass without gradient takes beside the model's state."""
-        noted = {"choices of experts": self.choices.noted} if self.choices and name == "logprobs" else {}
+    def forward(self, name: str, *, repeats: bool = False) -> None:
+        """Hold what a pass without gradient takes beside the model's state; with `repeats` also choices of experts."""
+        noted = {"choices of experts": self.choices.noted} if self.choices and repeats else {}
         self._hold(name, self._borrowed(name) | self.head(self.responses(name), with_gradient=False) | noted)
 
     def _borrowed(self, phase: str) -> dict[str, int]:
@@ -347,17 +353,17 @@ class Buckets(HostBuffer):
 def train_step(policy: LedgerPolicy, *unused: Any, **options: Any) -> StepResult:
     """Move the state as the real step does: for the passes, then for the optimizer."""
     policy.restore_for_update()
-    with policy.job.passing(policy.job.choices.update if policy.job.choices else 0):
+    with policy.job.passing(policy.job.repeated.update if policy.job.repeated else 0):
         policy.job.update()
     with policy.job.node.phase(policy.job.world.rank, "optimizer_step"):
         schedule._apply(policy)
     return StepResult({}, {}, {}, 1.0, False, False, 1e-6)
 
 
-def logprob_pass(policy: LedgerPolicy) -> None:
-    """Move the state as a log-prob pass does."""
+def logprob_pass(policy: LedgerPolicy, *, repeats: bool = False) -> None:
+    """Move the state as a log-prob pass does; one that `repeats` choices of experts, or notes them, takes more."""
     policy.settle()
-    policy.job.forward("logprobs")
+    policy.job.forward("logprobs", repeats=repeats)
 
 
 def probe_pass(policy: LedgerPolicy) -> None:

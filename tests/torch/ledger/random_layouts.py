@@ -78,6 +78,12 @@ def _settings(chance: random.Random) -> dict[str, dict[str, Any]]:
     }
 
 
+def _repeating(given: dict[str, dict[str, Any]], chance: random.Random) -> dict[str, dict[str, Any]]:
+    """Return the same, where there are experts, with choices of experts that updates repeat, or none."""
+    replay = chance.choice(["off", "rollout", "old_logprobs"])
+    return given | {"moe": {"router_replay": replay}} if "A3B" in given["model"]["path"] else given
+
+
 def _apart(given: dict[str, dict[str, Any]], chance: random.Random) -> dict[str, dict[str, Any]]:
     """Return the same with engines on GPUs of each node, or on a node, of their own."""
     cluster, rollout = given["cluster"], given["rollout"]
@@ -91,9 +97,9 @@ def _apart(given: dict[str, dict[str, Any]], chance: random.Random) -> dict[str,
 
 def random_configs(count: int, apart: bool = False) -> Iterator[Config]:
     """Give `count` configs: of server mode if `apart`, otherwise of engines that share the GPUs of the trainer."""
-    chance = random.Random(20261126 if apart else 20261123)
+    chance, of_choices = random.Random(20261126 if apart else 20261123), random.Random(20261127)
     while count:
-        given = _settings(chance)
+        given = _repeating(_settings(chance), of_choices)
         config = loader.from_dict(_apart(given, chance) if apart else given)
         plan = make_plan(config)
         if plan.valid and plan.memory is not None:

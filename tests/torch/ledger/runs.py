@@ -191,7 +191,8 @@ def _passed(policy: Any, groups: Any, moved: Any, *unused: Any) -> Any:
     """Make the pass for old log-probs; what it notes of experts goes with the groups that it is over."""
     job = policy.job
     with job.passing(job.choices.noting if job.choices else 0):
-        parts.logprob_pass(policy)
+        parts.logprob_pass(policy, repeats=True)
+    job.noted = True
     if job.choices and derived.router_replay(job.config) == "old_logprobs":
         return groups.with_own({**groups.own, **job.marked(moved.own)})
     return groups

@@ -131,7 +131,8 @@ def test_engines_that_die_in_a_sync_leave_room_for_the_next(
 def test_random_layouts_never_pass_their_cards(model: Path) -> None:
     """A hundred that the plan accepts, with deaths in rollouts and in syncs, saves, evaluations, a stop and a resume.
 
-    Each phase takes what the plan says, whatever of the trainer stays on the card.
+    Each phase takes what the plan says, whatever of the trainer stays on the card, and whosever choices of experts
+    updates repeat.
     """
     chance, died = random.Random(7), 0
     for number, config in enumerate(random_configs(100)):
@@ -149,7 +150,8 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
             peak = max(job.node.peaks[phase.name], again.node.peaks[phase.name])
             if peak or phase.name not in ("logprobs", "load"):  # what not every run does
                 assert agree(job, phase, peak), (number, phase.name, peak / 2**30, phase.total / 2**30)
-        planned = host_of(job)
+        # Beside choices of experts travels what says whose they are.
+        planned = host_of(job) * (1 + 1e-4 * (job.choices is not None))
         assert job.node.host <= planned, (number, job.node.host / 2**30, planned / 2**30)
     assert died > 100, "deaths in syncs did not come"
 
