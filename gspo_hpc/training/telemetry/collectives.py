@@ -1,14 +1,16 @@
 """The time that this rank is in collectives.
 
-With gloo a rank does nothing else while it waits for a collective: every wait goes through one method of
-torch's, which is timed here. With NCCL the host does not wait; the durations of its kernels come from torch's flight
-recorder, which times them when asked to by the environment, before the first process group is made. It is read once a
-step, because a reading copies and parses all of it. The part for NCCL has not been run on a GPU yet.
+With gloo the main thread does nothing else while it waits for a collective: every wait goes through one method of
+torch's, which is timed here. What the thread of a save waits for beside it is no time of the loop's. With NCCL the host
+does not wait; the durations of its kernels come from torch's flight recorder, which times them when asked to by the
+environment, before the first process group is made. It is read once a step, because a reading copies and parses all of
+it. The part for NCCL has not been run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +77,8 @@ class CollectiveTime:
 
     def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return original(*args, **options)
             stamp, began = time.time_ns(), time.perf_counter()
             try:
                 return original(*args, **options)

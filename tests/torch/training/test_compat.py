@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,16 @@ def test_every_wait_for_a_collective_is_timed() -> None:
     assert clock.seconds(ended)["update"] == seen[-1]
     clock.next_step(ended)
     assert clock.seconds([Span("update", time.time_ns(), time.time_ns())])["update"] == 0.0
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_the_thread_of_a_save_waits_for_is_no_time_of_the_loop() -> None:
+    """It waits beside a pass, whose communication would be more than the pass takes."""
+    clock, tensor, began = CollectiveTime("cpu"), torch.ones(1 << 16), time.time_ns()
+    beside = threading.Thread(target=lambda: dist.all_reduce(tensor))
+    beside.start()
+    beside.join()
+    assert clock.seconds([Span("update", began, time.time_ns())])["update"] == 0.0
 
 
 def record(number: int, created: int, milliseconds: float | None) -> dict[str, Any]:
