@@ -25,7 +25,8 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.system.files import Entry
 from gspo_hpc.system.progress import following, waiting
 
-_NICENESS = 10  # gets about a tenth of a core that training wants too
+_NICENESS = 10  # more than training's: gets about a tenth of a core that training wants too
+_NICEST = 19
 
 
 class Saver:
@@ -74,6 +75,7 @@ class Saver:
 
         def work() -> None:
             try:
+                _begin(self._policy.ranks.device)
                 with (
                     waiting()
                 ):  # for ranks whose disks are slower, in collectives between the writes; a write says more
@@ -85,8 +87,9 @@ class Saver:
                 raise
             self.seconds = time.monotonic() - began
 
-        # A thread for each save: one that has lowered its priority may not raise it again.
-        thread = ThreadPoolExecutor(1, "save", _begin, (self._policy.ranks.device,))
+        # A thread for each save: one that has lowered its priority may not raise it again. It has no initializer:
+        # nobody would learn that one failed, for nothing keeps the executor.
+        thread = ThreadPoolExecutor(1, "save")
         self._under_way = thread.submit(work)
         thread.shutdown(wait=False)
         if not self._background:
@@ -119,7 +122,9 @@ def _begin(device: torch.device) -> None:
 
 def _yield_cores() -> None:
     """Leave training the cores that it wants, now that no other rank waits for this thread."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    thread = threading.get_native_id()
+    present = os.getpriority(os.PRIO_PROCESS, thread)  # of the whole job, where somebody has started it with nice
+    os.setpriority(os.PRIO_PROCESS, thread, min(present + _NICENESS, _NICEST))
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

@@ -84,7 +84,9 @@ def prepare(policy, staging, group, *more, **options):
 
 
 saver.sharded.prepare = prepare
-priorities, nice = [], os.getpriority(os.PRIO_PROCESS, 0)
+nice = max(12, os.getpriority(os.PRIO_PROCESS, 0))  # as a job may be started, which must not take priority back
+os.setpriority(os.PRIO_PROCESS, 0, nice)
+priorities = []
 ranks = SimpleNamespace(rank=0, timeout=timedelta(seconds=60), device=torch.device("cuda", 3))
 one = saver.Saver(SimpleNamespace(ranks=ranks), background=background)
 known = {}
