@@ -621,6 +621,9 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
             assert update.step(which, rollout, objective, settings) is not None
 
     advance(made)
+    if settings.optimizer.distributed:  # else one of them would have nothing to exchange
+        parts = made.optimizer.chained_optimizers
+        assert all(any(len(share.pieces) > 1 for share in shared_optimizer.shares(part)) for part in parts)
     saver, gate = Saver(made), threading.Event()
     saver.save(_empty(Path(folder), ranks), lambda known: None)
     saver.wait()

@@ -309,6 +309,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         sections = LAYOUTS.get(name, {}) | SAVED.get(name, {})
         work[f"roundtrip-{name}"] = ("roundtrip", {"model": tied, "folder": str(folder / name), **sections})
     four: dict[str, ranks.Case] = {f"steps-{n}": ("steps", {"model": tied, **s}) for n, s in PRODUCTS.items()}
+    (folder / "ep2-dp2").mkdir()
+    given = {"model": str(models["qwen3moe-odd"]), "folder": str(folder / "ep2-dp2")}
+    four["roundtrip-ep2-dp2-distributed"] = ("roundtrip", {**given, "parallel": EP2, **DISTRIBUTED})
     back: dict[str, ranks.Case] = {}
     for name, (count, sections) in RECORDED.items():
         work = {0: one, 2: two, 4: four}[count]

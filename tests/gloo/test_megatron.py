@@ -151,7 +151,7 @@ def test_a_save_onto_a_full_disk_says_so(results: dict[str, Arrays]) -> None:
     assert "the disk is full or over its quota; free some space" in str(results["full"]["said"][0])
 
 
-@pytest.mark.parametrize("layout", ["one", "dp2", *SAVED])
+@pytest.mark.parametrize("layout", ["one", "dp2", *SAVED, "ep2-dp2-distributed"])
 def test_checkpoint_goes_on_bit_for_bit(layout: str, results: dict[str, Arrays]) -> None:
     arrays = results[f"roundtrip-{layout}"]
     names = [name.removeprefix("straight/") for name in arrays if name.startswith("straight/")]
