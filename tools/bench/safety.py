@@ -244,7 +244,7 @@ def measure_saves(
             late += time.perf_counter() - began
 
     setattr(HostCopy, "finish", finish_copy)  # noqa: B010 (a method)
-    saver = Saver(policy)
+    savers = {"s": Saver(policy, background=False), "a": Saver(policy)}  # the first neither copies nor yields the cores
     found: dict[str, list[float]] = {f"{what}/{kind}": [] for what in ("blocked", "whole", "step") for kind in "sa"}
     for turn in range(args.saves + 1):  # the first of each kind is not measured
         for kind in ("s", "a") if turn % 2 else ("a", "s"):
@@ -253,9 +253,8 @@ def measure_saves(
             dist.barrier()
             staging = commit.staging_path(work / "checkpoints", turn)
             began = time.perf_counter()
+            saver = savers[kind]
             saver.save(staging, partial(make, staging, turn))
-            if kind == "s":
-                saver.wait()
             blocked = time.perf_counter() - began
             began, late = time.perf_counter(), 0.0
             result = update.step(policy, groups, objective, config)
@@ -270,6 +269,7 @@ def measure_saves(
         if policy.ranks.rank == 0:
             commit.retain(work / "checkpoints", 1)
             say(f"saves: turn {turn} of {args.saves}")
+    dist.barrier()  # else another rank would find files that the first is about to remove
     size = sum(path.stat().st_size for path in (work / "checkpoints").rglob("*") if path.is_file())
     found["bytes"] = [float(size)]
     stop()
