@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,12 @@ class Architecture:
     vocab_size: int
     max_position_embeddings: int
     norm_eps: float
-    rope: Rope
+    rope: Rope = field(hash=False)  # caches of estimates hash a model often; parts take long
     tie_word_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
-    experts: Experts | None = None
-    mixers: tuple[Mixer, ...] = ()  # of every layer; empty: grouped-query attention of the sizes above
+    experts: Experts | None = field(default=None, hash=False)
+    mixers: tuple[Mixer, ...] = field(default=(), hash=False)  # of all layers; empty: attention of the sizes above
     mlp_matrices: int = 3  # of an MLP that is no expert: two where it has no gate
     first_parameters: int = 0  # on the first pipeline stage beside the embedding: what sees, learned positions
     about: str = ""  # what of the sizes is not exact

@@ -6,9 +6,20 @@ The conditions are those of Megatron-Core 0.16.1 and vLLM 0.32; tests hold them 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
 from gspo_hpc.config.schema import Memory, Parallel, replace
 from gspo_hpc.models.architecture import Architecture
+
+
+class _Pipeline(NamedTuple):
+    """The settings that divide layers among stages."""
+
+    stages: int
+    chunks: int | None
+    first: int | None  # layers of the first stage, where they are set
+    last: int | None
 
 
 def kv_heads_fit(kv_heads: int, ranks: int) -> bool:
@@ -38,14 +49,29 @@ def layers_per_stage(layers: int, parallel: Parallel) -> list[int] | None:
     virtual pipeline has equally many of its stage's. With two stages whose layers are both set, Megatron-Core counts
     the layers of a virtual pipeline by dividing by the number of stages between them, which is 0.
     """
-    stages, chunks = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_model_parallel_size
-    ends = [(0, parallel.num_layers_in_first_pipeline_stage), (stages - 1, parallel.num_layers_in_last_pipeline_stage)]
+    found = _counts(layers, _pipeline(parallel))
+    return None if found is None else list(found)
+
+
+def _pipeline(parallel: Parallel) -> _Pipeline:
+    return _Pipeline(
+        parallel.pipeline_model_parallel_size,
+        parallel.virtual_pipeline_model_parallel_size,
+        parallel.num_layers_in_first_pipeline_stage,
+        parallel.num_layers_in_last_pipeline_stage,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _counts(layers: int, pipeline: _Pipeline) -> tuple[int, ...] | None:
+    stages, chunks = pipeline.stages, pipeline.chunks
+    ends = [(0, pipeline.first), (stages - 1, pipeline.last)]
     given = {(stage, count) for stage, count in ends if count is not None}
     counts = dict(given)
     others, left = stages - len(counts), layers - sum(counts.values())
     if stages > layers or len(counts) < len(given) or left < 0 or (left > 0) != (others > 0) or left % max(1, others):
         return None
-    found = [counts.get(stage, left // max(1, others)) for stage in range(stages)]
+    found = tuple(counts.get(stage, left // max(1, others)) for stage in range(stages))
     if chunks is not None and (any(count % chunks for count in found) or (stages == len(counts) == 2)):
         return None
     return found
@@ -53,12 +79,21 @@ def layers_per_stage(layers: int, parallel: Parallel) -> list[int] | None:
 
 def layers_of_stage(layers: int, parallel: Parallel, stage: int) -> list[int]:
     """Return the layers of a pipeline stage, counted from 0 over all stages; ValueError where they are not divided."""
-    counts = layers_per_stage(layers, parallel)
+    return list(numbers_of_layers(layers, parallel, stage))
+
+
+def numbers_of_layers(layers: int, parallel: Parallel, stage: int) -> tuple[int, ...]:
+    """Return what `layers_of_stage` does, as a key for caches."""
+    return _numbers(layers, _pipeline(parallel), stage)
+
+
+@lru_cache(maxsize=4096)
+def _numbers(layers: int, pipeline: _Pipeline, stage: int) -> tuple[int, ...]:
+    counts, chunks = _counts(layers, pipeline), pipeline.chunks or 1
     if counts is None:
         raise ValueError(f"{layers} layers cannot be divided among the pipeline stages that parallel sets")
-    chunks = parallel.virtual_pipeline_model_parallel_size or 1
     first, own = sum(counts[:stage]) // chunks, counts[stage] // chunks
-    return [chunk * (layers // chunks) + first + layer for chunk in range(chunks) for layer in range(own)]
+    return tuple(chunk * (layers // chunks) + first + layer for chunk in range(chunks) for layer in range(own))
 
 
 Ends = tuple[int | None, int | None]  # layers of the first stage and of the last; None: as many as the others

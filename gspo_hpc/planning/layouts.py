@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
@@ -159,9 +160,10 @@ class Search:
 
     def allowed(self) -> Iterator[Config]:
         """Yield every cut that keeps the rules that are not about memory."""
-        for wanted in cuts.every(self.arch, self.config, self.keep, self.models):
-            if not judge(wanted, models=self.models, enough=0).broken:
-                yield wanted
+        return filter(self._is_allowed, cuts.every(self.arch, self.config, self.keep, self.models))
+
+    def _is_allowed(self, wanted: Config) -> bool:
+        return not judge(wanted, models=self.models, enough=0).broken
 
     def fitting(self, wanted: Config) -> Iterator[tuple[Config, Estimate]]:
         """Yield a cut with every way of saving memory with which it fits."""
@@ -175,7 +177,11 @@ class Search:
         return Least(peak, passes, generation if generation > found.card else 0)
 
     def _best_of_each(self) -> Iterator[Candidate]:
-        for wanted in self.allowed():
+        holds_sequence = partial(savings.engine_holds_sequence, self.arch, self.device, keep=self.keep)
+        for wanted in cuts.every(self.arch, self.config, self.keep, self.models, holds_sequence):
+            # Memory that certainly lacks is known sooner than that all rules are kept.
+            if not savings.holds_state(self.arch, self.device, wanted, self.keep) or not self._is_allowed(wanted):
+                continue
             budget = self.config.batch.micro_batch_tokens
             fitting = self.fitting(wanted)
             ways = (Candidate(chosen, found, self.times(chosen, found), budget) for chosen, found in fitting)

@@ -10,11 +10,14 @@ Korthikanti et al., arXiv:2205.05198; the terms are this model's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from gspo_hpc.config.derived import fuses_swiglu, trains_adapters
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.models.parts import Mixer
 from gspo_hpc.planning.estimates import adapters
 
 # Experts are not used evenly: the fullest of several ranks is taken to have this many times the average.
@@ -29,6 +32,9 @@ _FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, a
 
 # Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
 _ROUTING = 4 + 4 + 1 + 16
+
+
+_Kind = tuple[bool, Mixer | None, bool]  # with experts; what mixes tokens; the first of a model with adapters
 
 
 class Layer(NamedTuple):
@@ -125,14 +131,10 @@ class Kept(NamedTuple):
     again: float  # by the one whose backward pass is under way: what is computed again for it
 
 
-def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
+def kept(arch: Architecture, config: Config, layers: Sequence[int]) -> Kept:
     """Return what these layers of a stage keep."""
     memory = config.memory
-    kinds = [
-        (arch.has_experts(number), arch.mixers[number] if arch.mixers else None, trains_adapters(config) and not number)
-        for number in layers
-    ]
-    examples = dict(zip(kinds, layers, strict=True))  # layers of a kind are alike
+    kinds, examples = _kinds(arch, tuple(layers), trains_adapters(config))
     alike = {kind: layer(arch, config, number) for kind, number in examples.items()}
     totals = {kind: part.total for kind, part in alike.items()}
     whole = [totals[kind] for kind in kinds]
@@ -144,6 +146,16 @@ def kept(arch: Architecture, config: Config, layers: list[int]) -> Kept:
         gone = [selected[kind] for kind in kinds]
         return Kept(everything - sum(gone), max(gone, default=0.0))
     return Kept(everything, 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _kinds(arch: Architecture, layers: tuple[int, ...], frozen: bool) -> tuple[list[_Kind], dict[_Kind, int]]:
+    """Return the kinds of these layers, and one layer of each: layers of a kind are alike."""
+    kinds = [
+        (arch.has_experts(number), arch.mixers[number] if arch.mixers else None, frozen and not number)
+        for number in layers
+    ]
+    return kinds, dict(zip(kinds, layers, strict=True))
 
 
 def _full(arch: Architecture, config: Config, layers: list[float], memory: Memory) -> Kept:

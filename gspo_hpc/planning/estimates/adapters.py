@@ -8,6 +8,7 @@ of queries, keys and values is whole as well.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from gspo_hpc.config.derived import trains_adapters
@@ -34,17 +35,23 @@ def of_layers(arch: Architecture, config: Config, layers: Sequence[int]) -> Elem
     """Return the elements of a rank that has these layers; none where no adapters are trained."""
     if not trains_adapters(config):
         return Elements(0, 0)
-    size, rank = config.parallel.tensor_model_parallel_size, config.adapter.rank
+    one = _of_layer(arch, config.adapter.targets, config.adapter.rank, config.parallel.tensor_model_parallel_size)
+    return Elements(one.cut * len(layers), one.whole * len(layers))
+
+
+@lru_cache(maxsize=1024)
+def _of_layer(arch: Architecture, targets: tuple[str, ...], rank: int, size: int) -> Elements:
+    """Return the elements of one layer on one of `size` tensor-parallel ranks."""
     shared = arch.num_key_value_heads < size
     cut = whole = 0
-    for linear, part_inputs, part_outputs in _parts(arch, config):
+    for linear, part_inputs, part_outputs in _parts(arch, targets):
         if linear.cut == "columns":
             cut, whole = cut + rank * part_inputs // size, whole + rank * part_outputs
         elif linear.cut == "qkv" and shared:
             whole += rank * (part_inputs + part_outputs)
         else:
             cut, whole = cut + rank * part_outputs // size, whole + rank * part_inputs
-    return Elements(cut * len(layers), whole * len(layers))
+    return Elements(cut, whole)
 
 
 class Low(NamedTuple):
@@ -72,14 +79,21 @@ def joined(arch: Architecture, config: Config, layers: int) -> int:
     if not trains_adapters(config):
         return 0
     size = config.parallel.tensor_model_parallel_size
-    one = sum(inputs // (size if linear.cut == "columns" else 1) for linear, inputs, _ in _parts(arch, config))
-    return config.adapter.rank * one * layers
+    return config.adapter.rank * _inputs(arch, config.adapter.targets, size) * layers
+
+
+@lru_cache(maxsize=1024)
+def _inputs(arch: Architecture, targets: tuple[str, ...], size: int) -> int:
+    """Return the inputs of one layer's adapters on one of `size` tensor-parallel ranks."""
+    return sum(inputs // (size if linear.cut == "columns" else 1) for linear, inputs, _ in _parts(arch, targets))
 
 
 def of_model(arch: Architecture, config: Config) -> int:
     """Return the parameters of all adapters of a model; 0 where none are trained."""
-    alone = config.adapter.rank * sum(inputs + outputs for _, inputs, outputs in _parts(arch, config))
-    return alone * arch.num_layers * trains_adapters(config)
+    if not trains_adapters(config):
+        return 0
+    alone = sum(inputs + outputs for _, inputs, outputs in _parts(arch, config.adapter.targets))
+    return config.adapter.rank * alone * arch.num_layers
 
 
 def merging(arch: Architecture, config: Config) -> int:
@@ -103,8 +117,8 @@ def targets(config: Config) -> frozenset[str]:
     return frozenset(chosen(config.adapter.targets)) if trains_adapters(config) else frozenset()
 
 
-def _parts(arch: Architecture, config: Config) -> Iterator[tuple[AdaptedLinear, int, int]]:
+def _parts(arch: Architecture, targets: Sequence[str]) -> Iterator[tuple[AdaptedLinear, int, int]]:
     """Yield the layers of one layer of the model that have adapters, with their inputs and outputs."""
-    for linear in adapted_linears(arch, config.adapter.targets, 0):
+    for linear in adapted_linears(arch, targets, 0):
         for part in linear.parts:
             yield linear, part.inputs, part.outputs

@@ -9,9 +9,9 @@ take for themselves is a figure of experience and marked so: it is the part that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_hpc.config.constants import (
     GATHER_BUCKET_BYTES,
@@ -84,9 +84,50 @@ class Estimate:
         }
 
 
+class _Stage(NamedTuple):
+    """A pipeline stage: what a rank of it keeps between steps, and what its passes of an update take."""
+
+    number: int
+    state: parameters.Bytes
+    passes: dict[str, dict[str, int]]
+
+    @property
+    def most(self) -> int:
+        """The most that the stage takes in an update, beside what processes and engines take."""
+        return max(_step(self.state), *(sum(one.values()) for one in self.passes.values()))
+
+
 def estimate(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
     """The layout must be one that the plan accepts; lengths are the longest that the config allows."""
-    return _estimate(arch, config, device, *_worst_stage(arch, config))
+    return _estimate(arch, config, device, max(_stages(arch, config), key=lambda stage: stage.most))
+
+
+def fitting(arch: Architecture, config: Config, device: devices.Device) -> Estimate | None:
+    """Return the estimate; None where the trainer's peak is above the card, which is known early in most cases.
+
+    The stage of an estimate is the worst one, and there is a phase for whatever `most` counts. So the peak is at least
+    what any stage takes.
+    """
+    if not holds_state(arch, config, device):
+        return None
+    found, room = list[_Stage](), device.memory - _beside_update(config)
+    for stage in _stages(arch, config):
+        if stage.most > room:
+            return None
+        found.append(stage)
+    whole = _estimate(arch, config, device, max(found, key=lambda stage: stage.most))
+    return whole if whole.peak.total <= device.memory else None
+
+
+def holds_state(arch: Architecture, config: Config, device: devices.Device) -> bool:
+    """Return whether a GPU of every stage holds what an optimizer's step takes: a peak is never less."""
+    room = device.memory - _beside_update(config)
+    return all(_step(parameters.state(arch, config, stage)) <= room for stage in stages(config))
+
+
+def _beside_update(config: Config) -> int:
+    """Return what is taken of a GPU in an update by others than the trainer's tensors."""
+    return _context(config) + (ENGINE if config.rollout.mode == "colocate" else 0)
 
 
 def of_evaluation(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
@@ -95,7 +136,7 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     `config` is that of the command, which puts the layout of one rank in place of the run's.
     """
     state = parameters.state(arch, config, 0)._replace(gradients=0, optimizer=0, gradient_copies=0)
-    found = _estimate(arch, config, device, 0, state, {})
+    found = _estimate(arch, config, device, _Stage(0, state, {}))
     names = ("load", "engine_start", "sync", "probe")
     phases = [phase for phase in found.phases if phase.name in names]
     phases.append(Phase("evaluation", found.phase("generation").parts))
@@ -107,14 +148,8 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     return replace(found, phases=tuple(phases), host=host)
 
 
-def _estimate(
-    arch: Architecture,
-    config: Config,
-    device: devices.Device,
-    stage: int,
-    state: parameters.Bytes,
-    passes: dict[str, dict[str, int]],
-) -> Estimate:
+def _estimate(arch: Architecture, config: Config, device: devices.Device, worst: _Stage) -> Estimate:
+    stage, state, passes = worst
     engine = _engine(arch, config, device)
     colocated = config.rollout.mode == "colocate"
     asleep = {"engine_asleep": ENGINE} if colocated else {}
@@ -159,7 +194,7 @@ def _estimate(
         *((Phase("evaluation", generation),) if _evaluates(config) else ()),
         Phase("save", trainer | own | asleep | ({"transit": transit} if transit else {})),
     )
-    cache = engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
+    cache = _cache_tokens(arch, config, engine)
     level = config.rollout.sleep_level
     weights, copy = engine["engine_weights"], _copied(arch, config)
     choices = moments.choices(arch, config, cache)
@@ -175,23 +210,22 @@ def of_node(arch: Architecture, config: Config) -> dict[str, int]:
 
     They depend on no GPU.
     """
-    _, state, _ = _worst_stage(arch, config)
+    state = max(_stages(arch, config), key=lambda stage: stage.most).state
     weights, copy = _engine_weights(arch, config), _copied(arch, config)
     return parameters.of_node(arch, config, state, weights, copy, config.rollout.sleep_level)
 
 
 def _copied(arch: Architecture, config: Config) -> int:
+    """Return what a node copies to save it in the background, if it does."""
+    if not config.checkpoint.async_save:
+        return 0
     return max(parameters.copied_by_node(arch, config, stage) for stage in stages(config))
 
 
-def _worst_stage(arch: Architecture, config: Config) -> tuple[int, parameters.Bytes, dict[str, dict[str, int]]]:
-    """Return the pipeline stage that takes most in an update, what it keeps between steps, and what its passes take."""
-    states = {stage: parameters.state(arch, config, stage) for stage in stages(config)}
-    passes = {stage: moments.of_update(arch, config, stage, state) for stage, state in states.items()}
-    worst = max(
-        passes, key=lambda stage: max(_step(states[stage]), *(sum(one.values()) for one in passes[stage].values()))
-    )
-    return worst, states[worst], passes[worst]
+def _stages(arch: Architecture, config: Config) -> Iterator[_Stage]:
+    for number in stages(config):
+        state = parameters.state(arch, config, number)
+        yield _Stage(number, state, moments.of_update(arch, config, number, state))
 
 
 def _step(state: parameters.Bytes) -> int:
@@ -235,6 +269,15 @@ def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tok
     """Return the bytes that an engine takes of each of its GPUs, with a cache that holds this many tokens."""
     parts = _engine(arch, config, device)
     return sum(parts.values()) - parts["kv_cache"] + tokens * cache_bytes_per_token(arch, config)
+
+
+def cache_tokens(arch: Architecture, config: Config, device: devices.Device) -> int:
+    """Return the tokens that the cache of an engine holds, as an estimate has them."""
+    return _cache_tokens(arch, config, _engine(arch, config, device))
+
+
+def _cache_tokens(arch: Architecture, config: Config, engine: dict[str, int]) -> int:
+    return engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
 
 
 def cache_bytes_per_token(arch: Architecture, config: Config) -> int:

@@ -278,7 +278,7 @@ def _choices(arch: Architecture, config: Config, stage: int, tokens: int) -> flo
     """Return how many choices routers of a rank repeat or note for so many tokens of whole micro-batches."""
     if arch.experts is None:
         return 0.0
-    layers = sum(map(arch.has_experts, parameters.layers_of(arch, config, stage)))
+    layers = parameters.with_experts(arch, parameters.layers_of(arch, config, stage))
     parallel = config.parallel
     sharers = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
     return tokens / parallel.context_parallel_size / sharers * layers * arch.experts.top_k

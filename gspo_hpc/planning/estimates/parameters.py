@@ -12,7 +12,9 @@ and communication take in addition is not in these numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from gspo_hpc.config.derived import (
@@ -35,6 +37,7 @@ _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
 REPLAYED = ("experts_to_replay", "experts_of_engines")  # parts of a node's memory, of trainers and of engines
+_REMEMBERED = 4096  # sizes of parts of models: layouts that are tried one after another have them in common
 _STATE = 16  # bytes that a trained parameter takes at least, over all ranks: weight, gradient and Adam's state
 
 
@@ -63,6 +66,7 @@ class Bytes(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def parameters(arch: Architecture) -> int:
     """Return the parameters of the whole model without adapters, a tied embedding counted once."""
     everything = _layers(arch, range(arch.num_layers), 1, 1, 1) + _ends(arch, 1, first=True, last=True)
@@ -82,9 +86,15 @@ def of_engine(arch: Architecture, ranks: int) -> int:
     return (parameters(arch) + arch.num_layers * copied) // ranks
 
 
-def layers_of(arch: Architecture, config: Config, stage: int) -> list[int]:
+def layers_of(arch: Architecture, config: Config, stage: int) -> tuple[int, ...]:
     """Return the layers of a pipeline stage, counted from 0 over all stages."""
-    return divisions.layers_of_stage(arch.num_layers, config.parallel, stage)
+    return divisions.numbers_of_layers(arch.num_layers, config.parallel, stage)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def with_experts(arch: Architecture, layers: Sequence[int]) -> int:
+    """Return how many of these layers have experts."""
+    return sum(map(arch.has_experts, layers)) if arch.experts is not None else 0
 
 
 def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
@@ -95,8 +105,8 @@ def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
     parallel, layers = config.parallel, layers_of(arch, config, stage)
     tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
-    own = _layers(arch, layers, tp, ep, etp) + _ends(arch, tp, first=stage == 0, last=stage == pp - 1)
-    return own + Count(adapters.of_layers(arch, config, layers).total, 0)
+    own = _own(arch, layers, tp, ep, etp, stage == 0, stage == pp - 1)
+    return own + Count(adapters.of_layers(arch, config, layers).total, 0) if trains_adapters(config) else own
 
 
 def trained_of_rank(arch: Architecture, config: Config, stage: int) -> Count:
@@ -108,7 +118,8 @@ def trained_of_rank(arch: Architecture, config: Config, stage: int) -> Count:
 
 def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     """Return what one rank of a pipeline stage keeps of the model between two steps, with nothing offloaded."""
-    every, count = of_rank(arch, config, stage), trained_of_rank(arch, config, stage)
+    every = of_rank(arch, config, stage)
+    count = trained_of_rank(arch, config, stage) if trains_adapters(config) else every
     number = count.dense + count.experts
     gradient, share = _gradient(config), number
     if config.optimizer.distributed:
@@ -147,20 +158,26 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
     if not used or config.cluster.platform != "cuda":
         return 0
     tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    return _of_shapes(arch, layers_of(arch, config, stage), tp, etp or tp) * (4 if wide else 2)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _of_shapes(arch: Architecture, layers: Sequence[int], tp: int, etp: int) -> int:
+    """Return the elements of one tensor of every shape of weights."""
     hidden, queries = arch.hidden_size, arch.num_attention_heads * arch.head_dim
-    layers, shapes = layers_of(arch, config, stage), set[tuple[int, int]]()
+    shapes = set[tuple[int, int]]()
     if not arch.mixers:
         shapes |= {((queries + 2 * arch.num_key_value_heads * arch.head_dim) // tp, hidden), (hidden, queries // tp)}
     inner = {(arch.mlp_matrices - 1, arch.ffn_hidden_size // tp) for layer in layers if not arch.has_experts(layer)}
     if arch.experts is not None and any(map(arch.has_experts, layers)):
-        widths = {arch.experts.ffn_hidden_size // (etp or tp), arch.experts.shared_ffn_hidden_size // tp} - {0}
+        widths = {arch.experts.ffn_hidden_size // etp, arch.experts.shared_ffn_hidden_size // tp} - {0}
         inner |= {(2, width) for width in widths}
     for first, width in inner:
         shapes |= {(first * width, hidden), (hidden, width)}
     elements = sum(map(math.prod, shapes))
     if arch.mixers:  # all that ranks cut of a layer, of each kind
         elements += sum({arch.mixers[layer].split // tp for layer in layers})
-    return elements * (4 if wide else 2)
+    return elements
 
 
 def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
@@ -319,7 +336,13 @@ def _stage_ranks(config: Config) -> int:
     return (config.world_size or 1) // config.parallel.pipeline_model_parallel_size
 
 
-def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp: int) -> Count:
+@lru_cache(maxsize=_REMEMBERED)
+def _own(arch: Architecture, layers: Sequence[int], tp: int, ep: int, etp: int, first: bool, last: bool) -> Count:
+    """Count these layers, and what else is on the first and the last stage."""
+    return _layers(arch, layers, tp, ep, etp) + _ends(arch, tp, first=first, last=last)
+
+
+def _layers(arch: Architecture, layers: Sequence[int], tp: int, ep: int, etp: int) -> Count:
     hidden, size = arch.hidden_size, arch.head_dim
     queries, keys = arch.num_attention_heads * size, 2 * arch.num_key_value_heads * size
     attention = (queries + keys) * (hidden + arch.qkv_bias) // tp + queries * hidden // tp
@@ -327,7 +350,7 @@ def _layers(arch: Architecture, layers: range | list[int], tp: int, ep: int, etp
     mixing = attention * len(layers)
     if arch.mixers:
         mixing = sum(arch.mixers[layer].split // tp + arch.mixers[layer].whole + 2 * hidden for layer in layers)
-    mixed = sum(map(arch.has_experts, layers)) if arch.experts is not None else 0
+    mixed = with_experts(arch, layers)
     plain = len(layers) - mixed
     total = Count(mixing + arch.mlp_matrices * hidden * arch.ffn_hidden_size // tp * plain, 0)
     if experts := arch.experts:

@@ -37,14 +37,25 @@ _ROOMY, _FULL = 0.6, 0.85  # of a card: weights of an engine that leave room for
 Choices = Callable[[str, list[Any]], list[Any]]
 
 
-def every(arch: Architecture, config: Config, keep: frozenset[str], models: Models) -> Iterator[Config]:
-    """Yield every sensible way to cut the model: tensor-parallel ranks stay on their node."""
+def every(
+    arch: Architecture,
+    config: Config,
+    keep: frozenset[str],
+    models: Models,
+    is_looked_at: Callable[[Config], bool] = lambda _: True,
+) -> Iterator[Config]:
+    """Yield every sensible way to cut the model: tensor-parallel ranks stay on their node.
+
+    With `is_looked_at`, only those with engines for which it is true: it gets the config with each size of them.
+    """
 
     def choices(key: str, values: list[Any]) -> list[Any]:
         return [value_of(config, key)] if key in keep else values
 
     for engine in choices(_ENGINE, _engines(arch, config, models)):
         given = _with_engine(config, engine)
+        if not is_looked_at(given):
+            continue
         world = judge(given, models=models).world  # GPUs that train: what engines leave, where they are set apart
         if world is not None:
             yield from _cuts(arch, given, keep, world, choices)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Batch, Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import advice, memory, phases
 from gspo_hpc.planning.estimates.devices import Device
@@ -94,13 +96,32 @@ def roomier(
 
 def lightest(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> Estimate:
     """Return the memory of the layout with all that saves it, gradients in 16 bits among it where they do."""
-    found = [_with_engine_share(arch, device, way, keep)[1] for way in _lightest(wanted, keep)]
+    ways = [(way, memory.estimate(arch, way, device)) for way in _lightest(wanted, keep)]
+    found = [_with_engine_share(arch, device, way, keep, one)[1] for way, one in ways]
     return min(found, key=lambda one: one.peak.total)
+
+
+def holds_state(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> bool:
+    """Return whether a GPU holds what stays of the trainer between steps: without that nothing else needs a look.
+
+    Also of a layout that no rule allows; True where its layers cannot be divided.
+    """
+    if divisions.layers_per_stage(arch.num_layers, wanted.parallel) is None:
+        return True
+    return any(memory.holds_state(arch, way, device) for way in _by_gradients(wanted, keep))
+
+
+def engine_holds_sequence(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> bool:
+    """Return whether an engine holds the longest sequence if it may take as much of a card as any layout gives it."""
+    if UTILIZATION not in keep:
+        wanted = with_value(wanted, UTILIZATION, max(advice.MOST, engine_setting(wanted, "gpu_memory_utilization")))
+    longest = wanted.rollout.max_prompt_length + wanted.rollout.max_response_length
+    return memory.cache_tokens(arch, wanted, device) >= longest
 
 
 def _may_fit(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> bool:
     """Return whether the layout fits on a GPU with all that saves memory: most that do not fit are known by that."""
-    return any(memory.estimate(arch, way, device).peak.total <= device.memory for way in _lightest(wanted, keep))
+    return any(memory.fitting(arch, way, device) is not None for way in _lightest(wanted, keep))
 
 
 def _lightest(wanted: Config, keep: frozenset[str]) -> list[Config]:
@@ -109,15 +130,25 @@ def _lightest(wanted: Config, keep: frozenset[str]) -> list[Config]:
     With gradients in 32 and in 16 bits: either may take less, for those in 16 bits have copies in fp32 while the
     optimizer steps.
     """
-    *_, last = _ways(wanted, keep)
-    if "optimizer.grad_reduce_in_fp32" in keep or wanted.model.dtype == "float32":
-        return [last]
-    return [replace(last, optimizer=replace(last.optimizer, grad_reduce_in_fp32=wide)) for wide in (True, False)]
+    last = _way(wanted, *[values[-1] for values in _choices(wanted, keep)])
+    return list(_by_gradients(last, keep))
+
+
+def _by_gradients(config: Config, keep: frozenset[str]) -> Iterator[Config]:
+    """Yield the layout with gradients in 32 and in 16 bits, where it may have both."""
+    if "optimizer.grad_reduce_in_fp32" in keep or config.model.dtype == "float32":
+        yield config
+        return
+    for wide in (True, False):
+        own = wide == config.optimizer.grad_reduce_in_fp32
+        yield config if own else replace(config, optimizer=replace(config.optimizer, grad_reduce_in_fp32=wide))
 
 
 def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:
     """Return the layout with what its engine and its nodes need, if it fits."""
-    config, found = _with_engine_share(arch, device, config, keep)
+    if (whole := memory.fitting(arch, config, device)) is None:
+        return None
+    config, found = _with_engine_share(arch, device, config, keep, whole)
     if memory.lacks_host_memory(found, config) and "rollout.sleep_level" not in keep:
         config = replace(config, rollout=replace(config.rollout, sleep_level=2))
         found = memory.estimate(arch, config, device)
@@ -126,6 +157,12 @@ def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[s
 
 def _ways(config: Config, keep: frozenset[str]) -> Iterator[Config]:
     """Yield the layout with ever more recomputed and offloaded."""
+    for choice in itertools.product(*_choices(config, keep)):
+        yield _way(config, *choice)
+
+
+def _choices(config: Config, keep: frozenset[str]) -> tuple[list[Any], ...]:
+    """Return what `_way` may be given, the last of each what saves most."""
     again = [config.memory.recompute_granularity] if "memory.recompute_granularity" in keep else [None, "full"]
     optimizer = [config.memory.offload_optimizer] if "memory.offload_optimizer" in keep else [False, True]
     trainer = [config.memory.offload_trainer]
@@ -135,11 +172,15 @@ def _ways(config: Config, keep: frozenset[str]) -> Iterator[Config]:
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     if "batch.micro_batch_tokens" not in keep and budgets[0] and budgets[0] > longest:
         budgets.append(longest)
-    for aside, offload, tokens, granularity in itertools.product(trainer, optimizer, budgets, again):
-        settings = replace(
-            config.memory, recompute_granularity=granularity, offload_optimizer=offload, offload_trainer=aside
-        )
-        yield replace(config, memory=settings, batch=_with_budget(config, tokens))
+    return trainer, optimizer, budgets, again
+
+
+def _way(config: Config, aside: bool | None, offload: bool, tokens: int | None, granularity: str | None) -> Config:
+    """Return the layout with the trainer aside, its optimizer offloaded, a token budget, and layers recomputed."""
+    settings = replace(
+        config.memory, recompute_granularity=granularity, offload_optimizer=offload, offload_trainer=aside
+    )
+    return replace(config, memory=settings, batch=_with_budget(config, tokens))
 
 
 def _with_budget(config: Config, tokens: int | None) -> Batch:
@@ -153,10 +194,12 @@ def _with_budget(config: Config, tokens: int | None) -> Batch:
 
 
 def _with_engine_share(
-    arch: Architecture, device: Device, config: Config, keep: frozenset[str]
+    arch: Architecture, device: Device, config: Config, keep: frozenset[str], found: Estimate
 ) -> tuple[Config, Estimate]:
-    """Return the layout with a share of the card for its engine that leaves room beside it and holds a sequence."""
-    found = memory.estimate(arch, config, device)
+    """Return the layout with a share of the card for its engine that leaves room beside it and holds a sequence.
+
+    `found` is its estimate with the share that it has.
+    """
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     generation = found.phase("generation")
     if UTILIZATION in keep or (generation.total <= found.card and found.cache_tokens >= longest):
