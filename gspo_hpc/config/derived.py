@@ -188,15 +188,22 @@ def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
 
 def pass_sizes(config: Config) -> dict[str, PassSize]:
     """Return the size of every pass: its own where given, else the update's."""
-    batch, needed = config.batch, passes_needed(config)
+    names: tuple[PassName, ...] = ("update", "old_logprobs", "reference")
+    return {name: pass_size(config, name) for name in names}
+
+
+def pass_size(config: Config, name: PassName) -> PassSize:
+    """Return the size of one pass."""
+    batch = config.batch
     update = (batch.micro_batch_size, batch.micro_batch_tokens)
-    old = (batch.logprob_micro_batch_size, batch.logprob_micro_batch_tokens)
-    reference = (batch.reference_micro_batch_size, batch.reference_micro_batch_tokens)
-    return {
-        "update": PassSize(True, *update),
-        "old_logprobs": PassSize(needed.old_logprobs, *(old if any(old) else update)),
-        "reference": PassSize(needed.reference, *(reference if any(reference) else update)),
-    }
+    if name == "update":
+        return PassSize(True, *update)
+    needed = passes_needed(config)
+    if name == "old_logprobs":
+        own = (batch.logprob_micro_batch_size, batch.logprob_micro_batch_tokens)
+        return PassSize(needed.old_logprobs, *(own if any(own) else update))
+    own = (batch.reference_micro_batch_size, batch.reference_micro_batch_tokens)
+    return PassSize(needed.reference, *(own if any(own) else update))
 
 
 class BusyProcesses(NamedTuple):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from gspo_hpc.config.derived import fuses_swiglu, trains_adapters
 from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture
-from gspo_hpc.models.parts import Mixer
 from gspo_hpc.planning.estimates import adapters
 
 # Experts are not used evenly: the fullest of several ranks is taken to have this many times the average.
@@ -32,9 +31,6 @@ _FACTORS = 2  # unless SwiGLU is fused: what the activation makes of one half, a
 
 # Bytes of a token and expert while a router works: logits and weights in fp32, the map, and the places of its sort.
 _ROUTING = 4 + 4 + 1 + 16
-
-
-_Kind = tuple[bool, Mixer | None, bool]  # with experts; what mixes tokens; the first of a model with adapters
 
 
 class Layer(NamedTuple):
@@ -135,27 +131,29 @@ def kept(arch: Architecture, config: Config, layers: Sequence[int]) -> Kept:
     """Return what these layers of a stage keep."""
     memory = config.memory
     kinds, examples = _kinds(arch, tuple(layers), trains_adapters(config))
-    alike = {kind: layer(arch, config, number) for kind, number in examples.items()}
-    totals = {kind: part.total for kind, part in alike.items()}
+    alike = [layer(arch, config, number) for number in examples]
+    totals = [part.total for part in alike]
     whole = [totals[kind] for kind in kinds]
     if memory.recompute_granularity == "full":
         return _full(arch, config, whole, memory)
     everything = sum(whole)
     if memory.recompute_granularity == "selective":
-        selected = {kind: _selected(part, memory.recompute_modules) for kind, part in alike.items()}
+        selected = [_selected(part, memory.recompute_modules) for part in alike]
         gone = [selected[kind] for kind in kinds]
         return Kept(everything - sum(gone), max(gone, default=0.0))
     return Kept(everything, 0.0)
 
 
 @lru_cache(maxsize=1024)
-def _kinds(arch: Architecture, layers: tuple[int, ...], frozen: bool) -> tuple[list[_Kind], dict[_Kind, int]]:
-    """Return the kinds of these layers, and one layer of each: layers of a kind are alike."""
+def _kinds(arch: Architecture, layers: tuple[int, ...], frozen: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the kind of each of these layers, counted from 0, and one layer of each kind: they are alike."""
     kinds = [
         (arch.has_experts(number), arch.mixers[number] if arch.mixers else None, frozen and not number)
         for number in layers
     ]
-    return kinds, dict(zip(kinds, layers, strict=True))
+    examples = dict(zip(kinds, layers, strict=True))
+    order = list(examples)
+    return tuple(map(order.index, kinds)), tuple(examples.values())
 
 
 def _full(arch: Architecture, config: Config, layers: list[float], memory: Memory) -> Kept:

@@ -17,7 +17,7 @@ from gspo_hpc.config.derived import (
     PassName,
     engines_per_node,
     offloaded_parts,
-    pass_sizes,
+    pass_size,
     router_replay,
     teacher_config,
     trains_adapters,
@@ -36,7 +36,7 @@ _GIVEN, _RECORDED, _PACKED = 2, 8, 2
 
 def micro_batch_tokens(config: Config, name: PassName = "update") -> int:
     """The tokens of a micro-batch of that pass, at most: its budget, or as many of the longest samples as it has."""
-    size = pass_sizes(config)[name]
+    size = pass_size(config, name)
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     return size.micro_batch_tokens or (size.micro_batch_size or 1) * longest
 
@@ -97,9 +97,8 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
 
 def of_logprobs(arch: Architecture, config: Config, stage: int, state: parameters.Bytes) -> dict[str, int]:
     """A forward pass keeps nothing but what one layer works on."""
-    sizes = pass_sizes(config)
     passes: tuple[PassName, ...] = ("old_logprobs", *(() if config.algorithm.has_teacher else ("reference",)))
-    names = [name for name in passes if sizes[name].needed] or [passes[0]]
+    names = [name for name in passes if pass_size(config, name).needed] or [passes[0]]
     replay = _replay(config) if "old_logprobs" in names else "off"  # the reference chooses for itself
     most = max(micro_batch_tokens(config, name) for name in names)
     cp = config.parallel.context_parallel_size
@@ -173,7 +172,7 @@ def choices(arch: Architecture, config: Config, cache_tokens: int) -> Choices:
     ranks, prompts = config.training_gpus_per_node, sampled // _per_prompt(config)
     group = rollout.max_prompt_length + _per_prompt(config) * (rollout.max_response_length - 1)
     alone = config.world_size == 1  # then nothing is sent
-    moved, passed = _moved(config, sampled), pass_sizes(config)["old_logprobs"].needed
+    moved, passed = _moved(config, sampled), pass_size(config, "old_logprobs").needed
     update = _tokens(config, "update", config.batch.global_batch_size or 0)
     updating = ranks * (kept * update.fetched * (not alone) + _PACKED * of_token * update.packed)
     if replay == "rollout":
@@ -245,7 +244,7 @@ def _held_prompts(config: Config, prompts: int) -> int:
 
 def _tokens(config: Config, name: PassName, completions: int) -> _PassTokens:
     """Return the tokens of one rank in a pass over so many completions, which the ranks share evenly."""
-    parallel, size, rollout = config.parallel, pass_sizes(config)[name], config.rollout
+    parallel, size, rollout = config.parallel, pass_size(config, name), config.rollout
     model = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
     mine, each = -(-completions // max(1, config.world_size // model)), _per_prompt(config)
     together, response = min(each, mine), rollout.max_response_length - 1
@@ -293,7 +292,7 @@ def _head(arch: Architecture, config: Config, responses: int) -> Head:
 
 def _response_tokens(config: Config, name: PassName) -> int:
     """Return the response tokens of a micro-batch of that pass, at most: with a budget, prompts may be short."""
-    size = pass_sizes(config)[name]
+    size = pass_size(config, name)
     return size.micro_batch_tokens or (size.micro_batch_size or 1) * config.rollout.max_response_length
 
 

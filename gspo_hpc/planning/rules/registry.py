@@ -79,8 +79,10 @@ def apply_until(plan: PlanBuilder, enough: int) -> None:
     """
     asked, stopping = _lately_broken(), list[Rule]()
     for one in asked:
-        if found := [Broken(one.id, message) for message in one.check(plan)]:
-            plan.broken += found
+        before = len(plan.broken)
+        for message in one.check(plan):
+            plan.broken.append(Broken(one.id, message))
+        if len(plan.broken) > before:
             stopping.append(one)
             if len(plan.broken) > enough:
                 break

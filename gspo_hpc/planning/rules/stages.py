@@ -50,8 +50,9 @@ def _even(plan: PlanBuilder) -> Iterator[str]:
 )
 def _uneven(plan: PlanBuilder) -> Iterator[str]:
     parallel, layers, ends = plan.config.parallel, plan.model_file.size("num_hidden_layers"), _ends(plan)
-    even = replace(parallel, virtual_pipeline_model_parallel_size=None)
-    if layers is None or not ends or divisions.layers_per_stage(layers, even) is not None:
+    if layers is None or not ends:
+        return
+    if divisions.layers_per_stage(layers, replace(parallel, virtual_pipeline_model_parallel_size=None)) is not None:
         return
     stages, given = parallel.pipeline_model_parallel_size, " and ".join(f"{name} ({n})" for name, n in ends.items())
     left, others = layers - sum(ends.values()), max(0, stages - len(ends))
@@ -106,8 +107,10 @@ def _two_stages(plan: PlanBuilder) -> Iterator[str]:
 )
 def _groups(plan: PlanBuilder) -> Iterator[str]:
     memory, parallel, layers = plan.config.memory, plan.config.parallel, plan.model_file.size("num_hidden_layers")
+    if memory.recompute_granularity != "full" or memory.recompute_method != "uniform":
+        return
     counts = None if layers is None else divisions.layers_per_stage(layers, parallel)
-    if counts is None or memory.recompute_granularity != "full" or memory.recompute_method != "uniform":
+    if counts is None:
         return
     chunks, wanted = parallel.virtual_pipeline_model_parallel_size or 1, memory.recompute_num_layers
     parts = sorted({count // chunks for count in counts})

@@ -19,6 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.models import catalog
 from gspo_hpc.planning import layouts
+from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.phases import left, risk, shown
 from gspo_hpc.planning.fixes import candidates, distances, repair
@@ -85,6 +86,7 @@ class Asked(NamedTuple):
 
     keep: frozenset[str] = frozenset()  # settings that stay as the config has them
     response_tokens: float | None = None  # of a response, on average: it decides which layout is the best
+    models: Models | None = None  # read so far, each once for all changes
 
 
 def find(config: Config, keep: frozenset[str] = frozenset(), response_tokens: float | None = None) -> list[Remedy]:
@@ -93,7 +95,7 @@ def find(config: Config, keep: frozenset[str] = frozenset(), response_tokens: fl
     The list is empty where nothing that is tried is enough. Where every layout breaks a rule that is not about memory,
     every change has what fixes it, too.
     """
-    asked = Asked(keep, response_tokens)
+    asked = Asked(keep, response_tokens, Models())
     first = _mending(config, asked)
     if not first:
         return _found(config, asked)
@@ -310,7 +312,7 @@ def _shorter_responses(config: Config) -> Iterator[Idea]:
 def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
     """Return the largest smaller model that fits of the nearest kin, and the largest of all if that is much larger."""
     names = candidates.models(config)
-    sizes, smaller = _sizes(config, names), _smaller(config, names)
+    sizes, smaller = _sizes(config, names, asked), _smaller(config, names, asked)
     best = cache(lambda path: _best(config, asked, {"model.path": path}))
 
     def first(paths: Iterable[str], kinship: catalog.Kinship | None = None) -> list[Remedy]:
@@ -326,16 +328,17 @@ def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
     return [one for place, one in enumerate(found) if one.changes not in [other.changes for other in found[:place]]]
 
 
-def _smaller(config: Config, names: Iterable[str]) -> list[str]:
+def _smaller(config: Config, names: Iterable[str], asked: Asked | None = None) -> list[str]:
     """Return those of these models that are smaller: those of the nearest kin first, the larger ones first."""
-    path, sizes, most = str(config.model.path), _sizes(config, names), parameters.parameters(Search(config).arch)
+    path, most = str(config.model.path), parameters.parameters(Search(config).arch)
+    sizes = _sizes(config, names, asked or Asked())
     order = sorted(sizes, key=lambda name: (catalog.kinship(path, name), -sizes[name], name))
     return [name for name in order if sizes[name] < most]
 
 
-def _sizes(config: Config, names: Iterable[str]) -> dict[str, int]:
+def _sizes(config: Config, names: Iterable[str], asked: Asked) -> dict[str, int]:
     """Return the parameters of those of these models whose sizes are known."""
-    found = {name: _search(config, {"model.path": name}, Asked()) for name in names}
+    found = {name: _search(config, {"model.path": name}, asked) for name in names}
     return {name: parameters.parameters(one.arch) for name, one in found.items() if one is not None}
 
 
@@ -363,6 +366,6 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
 def _search(config: Config, changes: dict[str, Any], asked: Asked) -> Search | None:
     """Return the search for layouts of a changed config; None if the sizes of its model are not known."""
     try:
-        return Search(_changed(config, changes), asked.keep, asked.response_tokens)
+        return Search(_changed(config, changes), asked.keep, asked.response_tokens, asked.models or Models())
     except ValueError:
         return None
