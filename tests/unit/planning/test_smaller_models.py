@@ -6,6 +6,7 @@ It would catch a fix that ends in a model that this version does not train, or i
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import layouts
-from gspo_hpc.planning.estimates import parameters
+from gspo_hpc.planning.estimates import memory, parameters
 from gspo_hpc.planning.fixes import candidates, search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 from gspo_hpc.planning.suggest import remedies, savings
+from gspo_hpc.system.text import GIB
 
 ENGINE = "rollout.tensor_parallel_size"
 
@@ -203,3 +205,55 @@ def test_what_is_left_out_before_all_ways_are_tried_fits_in_none(gpu: str, monke
             assert quick == [chosen for chosen, _ in found]
             tight += bool(found) and min(one.peak.total for _, one in found) > 0.9 * search_.device.memory
     assert tight > 0
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-8B", 4), ("Qwen3-30B-A3B", 8)])
+def test_a_peak_that_is_just_the_card_is_not_known_to_be_too_much(model: str, gpus: int) -> None:
+    """What is known of the trainer before an estimate must say of no layout that it is larger than it is."""
+    search_ = layouts.Search(made(model, 1, gpus))
+    refused = 0
+    for wanted in itertools.islice(search_.allowed(), 12):
+        for way in savings._ways(wanted, frozenset()):
+            peak = memory.estimate(search_.arch, way, search_.device).peak.total
+            card, smaller = (replace(search_.device, memory=peak - less) for less in (0, 1))
+            assert memory.holds_state(search_.arch, way, card)
+            assert savings.holds_state(search_.arch, card, wanted, frozenset())
+            assert memory.fitting(search_.arch, way, card) == memory.estimate(search_.arch, way, card)
+            assert memory.fitting(search_.arch, way, smaller) is None
+            refused += not memory.holds_state(search_.arch, way, smaller)
+    assert refused > 0, "of some layouts the state is all that counts"
+
+
+LONG: dict[str, Any] = {
+    "rollout": {"max_prompt_length": 1024, "max_response_length": 30_000},
+    "batch": {"micro_batch_tokens": 32_768, "global_batch_size": 512, "num_generations": 16},
+}
+
+
+@pytest.mark.parametrize("keep", [frozenset[str](), frozenset({savings.UTILIZATION})])
+def test_an_engine_that_is_left_out_at_once_has_no_layout(keep: frozenset[str]) -> None:
+    search_ = layouts.Search(made("Qwen3-4B", 1, 8, **LONG))
+    wanted = next(search_.allowed())
+    refused = fitting = 0
+    for gib in range(12, 60):
+        device = replace(search_.device, memory=gib * GIB)
+        fits = any(True for _ in savings.fitting(search_.arch, device, wanted, keep))
+        holds = savings.engine_holds_sequence(search_.arch, device, wanted, keep)
+        assert holds or not fits, gib
+        refused, fitting = refused + (not holds), fitting + fits
+    assert refused > 0 and fitting > 0
+
+
+def test_layouts_are_those_that_are_found_with_nothing_left_out_before_its_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = set()
+    for gib, settings in itertools.product((12, 20, 28, 48), ({}, LONG)):
+        config = with_value(made("Qwen3-4B", 1, 4, **settings), "cluster.gpu_memory_gb", gib)
+        found = layouts.Search(config).ranked(3)
+        with monkeypatch.context() as patched:
+            for name in ("holds_state", "engine_holds_sequence"):
+                patched.setattr(savings, name, lambda *_, **__: True)
+            assert layouts.Search(config).ranked(3) == found
+        counts.add(len(found))
+    assert {0, 3} <= counts
