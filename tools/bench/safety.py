@@ -212,6 +212,7 @@ def measure_saves(
     from gspo_hpc.checkpoint.saver import Saver
     from gspo_hpc.config.loader import from_dict
     from gspo_hpc.ops.host_memory import HostCopy
+    from gspo_hpc.policy import policy as policy_room
     from gspo_hpc.policy.process_groups import stop
     from gspo_hpc.runs import commit
     from gspo_hpc.training import update
@@ -221,6 +222,9 @@ def measure_saves(
         section, name = key.split(".")
         raw.setdefault(section, {})[name] = yaml.safe_load(value)
     config = from_dict(raw)
+    if args.bucket_size:
+        reduction = policy_room.DistributedDataParallelConfig
+        setattr(policy_room, reduction.__name__, partial(reduction, bucket_size=args.bucket_size))
     policy = make_policy(args.model, config, place or ALONE)
     objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, 1 if args.only_saves else COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
@@ -319,10 +323,13 @@ def main() -> int:
     )
     parser.add_argument("--only-saves", action="store_true", help="measure saves alone, beside steps of one group")
     parser.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of --only-saves (default: 1)")
+    parser.add_argument(
+        "--bucket-size", type=int, help="elements of a bucket of gradients in --only-saves, with overlap"
+    )
     parser.add_argument("overrides", nargs="*", help="settings of --only-saves, such as optimizer.distributed=true")
     args = parser.parse_args()
-    if (args.ranks > 1 or args.overrides) and not args.only_saves:
-        parser.error("--ranks and settings go with --only-saves")
+    if (args.ranks > 1 or args.bucket_size or args.overrides) and not args.only_saves:
+        parser.error("--ranks, --bucket-size and settings go with --only-saves")
     tiny = argparse.Namespace(model=args.tiny / "model", data=args.tiny / "data/train.jsonl", steps=args.short_steps)
     for path in (args.model / "config.json", args.data, tiny.model / "config.json", tiny.data):
         if not path.is_file():
