@@ -79,6 +79,7 @@ class Search:
         self.config, self.rows, self.models = config, rows, Models()
         self.broken, self.topics = plan.broken, topics_of(plan.broken)
         self.left, self.warnings = left_of(plan.broken), len(plan.warnings)
+        self.counted = "world_size" in plan.quantities  # whether the GPUs that train are known
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
@@ -122,13 +123,15 @@ class Search:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
 
         Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
-        size. A change that brings a warning counts as one of the next size. Of several changes, those that guess how
-        many GPUs of every node engines take come after those that guess nothing.
+        size; nor does a layout of `suggest`, where memory is not what is broken yet. A change that brings a warning
+        counts as one of the next size. Of several changes, those that guess how many GPUs of every node engines take
+        come after those that guess nothing.
         """
         if fix.moved:
             return distances.Size.SWITCH, 1, False, fix.distance
         size = int(max(distances.size(change.key) for change in fix.changes))
-        if self.topics & _ARITHMETIC:
+        unasked = Topic.MEMORY not in self.topics and len(fix.changes) > 2  # a layout of `suggest`
+        if self.topics & _ARITHMETIC or unasked:
             size = max(size, distances.Size.BATCH)
         elif fix.warnings:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
@@ -221,13 +224,13 @@ class Search:
     def best_firsts(self, most: int) -> list[Change]:
         """Return changes of different settings that leave fewer rules broken: the fewest first, then the nearest.
 
-        Not those after which rules can no longer be checked, because the GPUs that train cannot be counted. To be
-        called after :meth:`singles`.
+        Not those after which rules can no longer be checked, because the GPUs that train cannot be counted any more.
+        To be called after :meth:`singles`.
         """
         better = [
             (left_of(plan.broken), change.distance, str(change), change)
             for change, _, plan in self.firsts
-            if plan.world is not None
+            if plan.world is not None or not self.counted
         ]
         ranked = sorted((item for item in better if item[0] < self.left), key=lambda item: item[:3])
         of_settings: dict[str, Change] = {}

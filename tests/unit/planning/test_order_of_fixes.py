@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config.loader import load
+from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.planning.fixes import repair, search
 from gspo_hpc.planning.fixes.change import Change, Fix
 from gspo_hpc.planning.fixes.distances import Size, size
@@ -130,3 +130,16 @@ def test_where_only_other_machines_help_a_layout_and_a_smaller_model_are_offered
 def test_a_node_with_too_little_memory_is_given_all_that_it_has() -> None:
     """Without slurm.mem Slurm gives the cluster's default, which may be less."""
     assert [str(fix) for fix in search.find(load(PRESET, ["slurm.mem=50G"]))] == ["slurm.mem=0"]
+
+
+def test_a_length_that_is_off_by_one_is_offered_before_a_layout_for_memory_that_comes_to_light_after_it() -> None:
+    """The layout that `suggest` finds was first: it cut the model in eight other ways, so that no length was wrong."""
+    lengths = {"max_prompt_length": 1024, "max_response_length": 8191}
+    batch = {"num_generations": 8, "global_batch_size": 512, "steps_per_generation": 4, "micro_batch_tokens": 16384}
+    parallel = {"context_parallel_size": 4, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+    cluster = {"gpus_per_node": 8, "gpu": "H100"}
+    model = {"path": "Qwen3-8B"}
+    config = from_dict({"model": model, "cluster": cluster, "rollout": lengths, "batch": batch, "parallel": parallel})
+    assert {item.rule for item in make_plan(config).broken} == {"context_parallel_sequence"}
+    numbers = [len(fix.changes) for fix in search.find(config)]
+    assert max(numbers) > 2 and numbers[0] == 2

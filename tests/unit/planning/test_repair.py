@@ -1,6 +1,7 @@
 """Repairs of plans with several independent faults (10 s): each makes the plan valid, or says what is left.
 
-They would catch a repair that ends in a dead end, changes a setting into what it was, or changes one needlessly.
+They would catch a repair that ends in a dead end, changes a setting into what it was or changes one needlessly, and
+none at all where the GPUs that train cannot be counted.
 """
 
 from __future__ import annotations
@@ -168,3 +169,16 @@ def test_no_node_is_proposed_that_nobody_builds() -> None:
         refused = from_dict(raw | {"cluster": cluster, "parallel": parallel})
         found = [c.value for fix in search.find(refused, limit=1000) for c in fix.changes if "gpus_per_node" in c.key]
         assert found and max(found) >= least and (least or max(found) <= 8), found
+
+
+def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
+    """Nothing was said: no change of one setting leaves a node to train, and none was taken that left it uncounted."""
+    cluster = {"nodes": 1, "gpus_per_node": 2, "gpu": "B300", "generation_nodes": 1}
+    parallel = {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 8}
+    rollout = {"max_prompt_length": 2048, "max_response_length": 16384, "mode": "server"}
+    batch = {"num_generations": 4, "global_batch_size": 8, "steps_per_generation": 2, "micro_batch_tokens": 32768}
+    sections = {"cluster": cluster, "parallel": parallel, "rollout": rollout, "batch": batch}
+    config = from_dict({"model": {"path": "Qwen3-235B-A22B"}, **sections})
+    assert "experts_need_sequence_parallel" in {item.rule for item in make_plan(config).broken}
+    (found,) = repair.find_all(config)
+    assert str(found) == "parallel.sequence_parallel=true" and found.left == ("generation_nodes_leave_some_to_train",)
