@@ -105,7 +105,8 @@ class Search:
             models = self._other_models() if only_machines else []
             models = models[:1] if singles or layout or pairs else models
         found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
-        return without_repeated([*found, *told.remedies], told.all)
+        found = sorted([*found, *told.remedies], key=_is_of_model)  # which comes last, also of remedies
+        return without_repeated(found, told.all)
 
     def _pairs(self, singles: list[Fix], limit: int, room: int, *, machines: bool) -> list[Fix]:
         """Return `limit` fixes of two changes that are not much farther than the nearest of one."""
@@ -335,6 +336,11 @@ class Search:
                 if found is not None and found.distance < fix.distance and setting_of(near) not in alone:
                     return self._nearer(found, alone)
         return fix
+
+
+def _is_of_model(fix: Fix) -> bool:
+    """Return whether a fix takes another model, with or without changes beside."""
+    return "model.path" in settings_of(fix)
 
 
 def _values(fix: Fix) -> tuple[Any, Any]:

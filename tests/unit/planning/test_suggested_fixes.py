@@ -81,6 +81,8 @@ def test_fixes_of_memory_have_what_suggest_finds() -> None:
             assert layouts.Search(changed(config, remedy.changes)).ranked(1)
             assert make_plan(changed(config, remedy.changes | remedy.layout)).valid
             seen["remedies"] += 1
+        of_models = ["model.path" in one for one in offered]
+        assert of_models == sorted(of_models), (seed, "another model comes last")
         assert all("another layout" not in item.message for item in make_plan(config).broken)
     assert min(seen.values()) > 3, seen
 
@@ -90,6 +92,16 @@ def test_no_layout_of_one_node_holds_experts_and_suggest_names_machines_and_a_mo
     fixes = [changes(fix) for fix in repair.offered(made("Qwen3-30B-A3B", {"gpus_per_node": 8, "gpu_memory_gb": 64}))]
     machines = [{key: value for key, value in fix.items() if key.startswith(("cluster.", "model."))} for fix in fixes]
     assert machines == [{"cluster.nodes": 2}, {"cluster.gpu_memory_gb": 80}, {"model.path": "Qwen3-14B"}]
+
+
+def test_a_model_that_fits_as_it_is_comes_after_machines_that_need_another_layout() -> None:
+    """Qwen3-4B was the first fix, since nothing else is enough alone but another card."""
+    memory = {"recompute_granularity": "full", "offload_optimizer": True}
+    rollout = {"max_response_length": 4096}
+    config = made("Qwen3-8B", {"gpus_per_node": 1, "gpu": "H100"}, memory=memory, rollout=rollout)
+    fixes = [changes(fix) for fix in repair.offered(config)]
+    assert {"model.path": "Qwen3-4B"} in fixes and len(fixes) > 3
+    assert ["model.path" in fix for fix in fixes] == sorted("model.path" in fix for fix in fixes)
 
 
 def test_the_memory_of_a_card_counts_before_its_name() -> None:
