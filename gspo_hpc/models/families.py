@@ -30,7 +30,7 @@ EXACT = (
 )
 _QKV_BIAS = ("Qwen2VL", "Qwen2_5_VL", "Qwen2Moe", "Qwen2For")
 _QK_NORM = ("Qwen3",)
-_GATED = ("Qwen3Next", "Qwen3_5")  # attention whose output goes through a gate of the queries' size
+_GATED = ("Afmoe", "Qwen3Next", "Qwen3_5")  # attention whose output goes through a gate of the queries' size
 _OUTPUT_BIAS = ("GptOss", "Llama")  # where attention_bias is that of the output's matrix, too
 _VISION_QWEN2_5, _VISION_QWEN3 = ("qwen2_5_vl",), ("qwen3_vl", "qwen3_5")
 _DENSE_BESIDE = ("HunYuanMoE", "Llama4", "LongcatFlash")  # a mixture with an MLP of the family's inner size beside it

@@ -46,6 +46,7 @@ NOT_BUILT = {
 }
 # The default of transformers lacks a size, is too small for the tolerance, or has no experts.
 SIZES: dict[str, dict[str, Any]] = {
+    "afmoe": {"num_experts": 8},  # more hide what is left out of attention
     "bloom": {"hidden_size": 1024, "n_head": 16},
     "dots1": {"n_routed_experts": 16, "n_shared_experts": 2},
     "hunyuan_v1_dense": {"head_dim": 128},
