@@ -99,19 +99,21 @@ _NAMES: dict[str, tuple[str, ...]] = {
         *("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
         "num_decoder_attention_heads",
     ),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "head_dim": ("kv_channels", "attention_head_dim", "d_head"),
     "intermediate_size": ("n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_inner", "dff", "block_ff_dim"),
     "max_position_embeddings": (
         *("n_positions", "n_ctx", "max_seq_len", "model_max_length", "context_length", "max_target_positions"),
         *("max_sequence_length", "seq_length"),
     ),
+    "vocab_size": ("padded_vocab_size",),
     "num_experts": ("moe_num_experts",),
     "num_experts_per_tok": ("moe_k", "moe_topk", "num_experts_per_token"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
     "shared_expert_intermediate_size": ("shared_intermediate_size",),
 }
+_SIZES = {name for usual_name, others in _NAMES.items() for name in (usual_name, *others)}  # also one for every layer
 _INNER = {  # of sections inside, as DBRX has them
     "num_key_value_heads": ("attn_config", "kv_n_heads"),
     "intermediate_size": ("ffn_config", "ffn_hidden_size"),
@@ -129,8 +131,15 @@ def usual(raw: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _largest(value: Any) -> Any:
+    """Return the largest of sizes that are given for every layer, as Gemma 3n and Hunyuan have them."""
+    if isinstance(value, list) and value and all(type(size) is int for size in value):
+        return max(value)
+    return value
+
+
 def _with_usual(raw: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(raw)
+    found = {name: _largest(value) if name in _SIZES else value for name, value in raw.items()}
 
     def add(name: str, value: Any) -> None:
         if found.get(name) is None and type(value) is int:
@@ -144,11 +153,9 @@ def _with_usual(raw: Mapping[str, Any]) -> dict[str, Any]:
         add(name, inner.get(own) if isinstance(inner := raw.get(section), Mapping) else None)
     for name, others in _NAMES.items():
         for other in others:
-            add(name, raw.get(other))
+            add(name, found.get(other))
     if isinstance(blocks := raw.get("layers_block_type"), list):  # Nemotron-H
         add("num_hidden_layers", len(blocks))
-    if isinstance(sizes := raw.get("intermediate_size"), list) and sizes and all(type(size) is int for size in sizes):
-        found["intermediate_size"] = max(sizes)  # Gemma 3n has one for every layer
     hidden = found.get("hidden_size")
     if type(hidden) is int and (raw.get("hidden_size") is None or "n_layer" in raw or "num_layers" in raw):
         add("intermediate_size", hidden * _USUAL_INNER)

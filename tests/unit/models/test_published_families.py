@@ -45,6 +45,16 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {  # millions
         559.2,
         {"n_layer": 24, "n_embed": 1024, "num_attention_heads": 16, "vocab_size": 250880, "model_type": "bloom"},
     ),
+    "Hunyuan-A13B": (  # most sizes are lists
+        80393.2,
+        {
+            **{"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 3072, "num_attention_heads": 32},
+            **{"num_key_value_heads": 8, "attention_head_dim": 128, "num_experts": 64, "moe_topk": [8] * 32},
+            **{"moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32, "vocab_size": 128167},
+            **{"tie_word_embeddings": True, "model_type": "hunyuan_v1_moe"},
+            "architectures": ["HunYuanMoEV1ForCausalLM"],
+        },
+    ),
     "mpt-7b": (6649.3, {"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "model_type": "mpt"}),
     "falcon-7b": (6921.7, plain(32, 4544, 71, None, 65024, model_type="falcon", multi_query=True)),
     "falcon-7b of 2023": (6921.7, plain(32, 4544, 71, None, 65024, model_type="RefinedWebModel", multi_query=True)),
@@ -143,3 +153,12 @@ def test_a_head_that_is_said_not_to_be_tied_is_counted() -> None:
     raw = gpt2(12, 768, 12, 50257, 1024, model_type="gpt2")
     found = [parameters.parameters(counted(usual(raw | {"tie_word_embeddings": tied}))) for tied in (True, False)]
     assert found[1] - found[0] == 768 * 50257
+
+
+def test_a_family_with_code_of_its_own_is_counted_by_its_names_of_sizes() -> None:
+    """Nothing was known of GLM-4-9B's sizes, whose vocabulary is that of padded_vocab_size."""
+    raw = {"num_layers": 40, "hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32}
+    raw |= {"kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 151552}
+    arch = counted(usual(raw | {"tie_word_embeddings": False, "model_type": "chatglm"}))
+    assert arch.num_key_value_heads == 2
+    assert parameters.parameters(arch) / 1e6 == pytest.approx(9399.9, rel=0.01)
