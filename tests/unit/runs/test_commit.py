@@ -270,6 +270,13 @@ def test_when_all_are_damaged_there_is_none(tmp_path: Path) -> None:
     assert best is None and ["checkpoint 2" in remarks[0], "checkpoint 1" in remarks[1]] == [True, True]
 
 
+def test_a_file_with_a_number_for_a_name_is_no_damaged_checkpoint(tmp_path: Path) -> None:
+    saved = save(tmp_path, 10)
+    (tmp_path / "20260101").write_text("somebody's note\n")
+    assert newest_whole(tmp_path, put_aside=True) == (saved, [])
+    assert names(tmp_path) == ["000010", "20260101"]
+
+
 # Saving again, retention, sweeping ------------------------------------------------------------------------------------
 
 
