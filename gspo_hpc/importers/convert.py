@@ -46,6 +46,8 @@ class Converted:
     open: tuple[str, ...]  # arguments of the second list whose value only running the script would tell
 
 
+_ADDS = "what it adds is not known"  # the end of a note on a word that may be any number of arguments
+
 # Options of torchrun, accelerate and deepspeed that say how many ranks there are.
 _SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file", "num_gpus", "num_nodes"}
 Convert = Callable[[Draft, list[Command], int | None, int | None], None]
@@ -82,6 +84,8 @@ def convert(
     draft.copy()
     converter(draft, found.commands, gpus, rows)
     parts.environment(draft)
+    if draft.problems:  # what is said not to be given may be among them
+        draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
     config, body = draft.finish()
     carried, left, strange = draft.lists()
     left += [Argument(given, given, why=why) for given, why in found.left.items()]

@@ -128,3 +128,14 @@ def test_what_several_conditions_may_add_is_told_of_each() -> None:
     script = f'A=(--beta 0.1 --epsilon 0.3)\n{added}{TRL.format("", "")} "${{A[@]}}"'
     found = convert(script, name="run.sh")
     assert {"beta=${A}", "epsilon=${A}"} <= {*found.open}
+
+
+def test_a_refusal_names_words_that_may_have_what_is_not_given() -> None:
+    """It said only that adv_estimator is not given, of a script whose arguments are a list that is not known."""
+    run = 'ARGS=($(cat args.txt))\npython3 -m verl.trainer.main_ppo "${ARGS[@]}" actor_rollout_ref.model.path=q'
+    with pytest.raises(ValueError, match="adv_estimator is not given") as refused:
+        convert(run, name="run.sh")
+    assert str(refused.value).endswith("\n$(cat...): known only when the script runs; what it adds is not known")
+    with pytest.raises(ValueError, match="adv_estimator is not given") as refused:
+        convert("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=q", name="run.sh")
+    assert "what it adds" not in str(refused.value)
