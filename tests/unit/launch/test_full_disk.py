@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config import loader
-from gspo_hpc.launch.slurm import ending
+from gspo_hpc.launch.slurm import ending, supervisor
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.runs.directory import Attempt, open_run
 from gspo_hpc.system.files import DISK_FULL
+from gspo_hpc.system.signals import StopFlag
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,12 @@ def test_another_error_and_a_disk_that_is_full_all_the_same_are_raised(
         with pytest.raises(OSError, match=error.strerror):
             ending.record(Verdict("failed", "killed"), run, attempt, ballast)
         assert ballast.exists() == (error.errno == errno.EIO)
+
+
+@pytest.mark.parametrize("reason", ["failed", "stopped", "preempted"])
+def test_a_job_whose_disk_is_full_ends_however_its_attempt_ended(reason: str, tmp_path: Path) -> None:
+    """Started again, or requeued, it would fill the disk again, and might end without a word."""
+    config = loader.from_dict({"run": {"dir": str(tmp_path / "run")}})
+    verdict = Verdict(reason, f"rank 0: {DISK_FULL}")
+    last = supervisor._decide(verdict, config, open_run(config)[0], StopFlag())
+    assert last == supervisor._Last(verdict.exit_code)

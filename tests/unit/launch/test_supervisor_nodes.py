@@ -1,0 +1,141 @@
+"""What a supervisor makes of dead nodes, its own suspension, an earlier preemption and a lock that is held (1 s).
+
+It would catch a job that goes back to the queue with the node that does not answer, one whose ranks are taken for
+hanging after all of them were suspended, one that is told preempted for a preemption before it began, and one that is
+refused because submit has not quite ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.slurm import commands, ending, supervisor
+from gspo_hpc.launch.verdict import Verdict
+from gspo_hpc.runs.directory import RunDir, open_run
+from gspo_hpc.system.control import RankState
+from gspo_hpc.system.exit_codes import REQUEUE
+from gspo_hpc.system.signals import StopFlag
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return loader.from_dict({"run": {"dir": str(tmp_path / "run")}, "faults": {"max_restarts": 2}})
+
+
+@pytest.fixture
+def run(config: Config) -> RunDir:
+    return open_run(config)[0]
+
+
+@pytest.fixture
+def attempt(
+    config: Config, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[supervisor._Attempt]:
+    monkeypatch.setattr(ending, "end_time", lambda *_, **__: None)
+    with run.lock():
+        begun = run.new_attempt(config)
+    made = supervisor._Attempt(config, run, begun, tmp_path, "7", StopFlag())
+    yield made
+    made.server.close()
+
+
+@pytest.mark.parametrize("dead", [[], ["n2"]])
+def test_a_job_goes_back_to_the_queue_without_nodes_that_do_not_answer(
+    dead: list[str], config: Config, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setattr(commands, "hostnames", lambda _: ["n1", "n2"])
+    monkeypatch.setattr(commands, "dead_nodes", lambda nodes: dead)
+    last = supervisor._decide(Verdict("failed", "planted"), config, run, StopFlag())
+    assert last == (supervisor._Last(REQUEUE, requeue=True, excluded=["n2"]) if dead else None)
+
+
+@pytest.mark.parametrize(("away", "heard"), [(3.0, False), (600.0, True)])
+def test_ranks_that_were_suspended_with_their_supervisor_do_not_count_as_silent(
+    away: float, heard: bool, attempt: supervisor._Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm suspends all processes of a job: that time is nobody's silence."""
+    clock, silences, began = [1000.0], list[float](), list[float]()
+    attempt.server.ranks[0] = RankState(0, "n1", 1, "", 1000.0, 1000.0)
+
+    def polled(_: float) -> None:
+        clock[0] += away
+
+    def problem(ranks: dict[int, RankState], _: Config, now: float, since: float, *__: Any) -> str:
+        silences.append(now - ranks[0].heard_at)
+        began.append(now - since)
+        return "seen"
+
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(attempt.server, "poll", polled)
+    monkeypatch.setattr(supervisor.watch, "problem", problem)
+    monkeypatch.setattr(attempt, "_stop_if_due", lambda: None)
+    monkeypatch.setattr(attempt, "_end", lambda _: None)
+    assert attempt._watch(SimpleNamespace(poll=lambda: None)) == "seen"  # type: ignore[arg-type]
+    assert silences == began == [0.0 if heard else away]
+
+
+@pytest.mark.parametrize(("preempted", "why"), [(900.0, "stopped"), (1100.0, "preempted"), (None, "stopped")])
+def test_a_preemption_of_an_earlier_start_is_not_that_of_this_one(
+    preempted: float | None, why: str, attempt: supervisor._Attempt
+) -> None:
+    """Slurm tells the last preemption of a job, also after it has started again."""
+    job = commands.Job("7", "RUNNING", "None", "n1", 1000.0, None, preempted, 1, "")
+    assert attempt._why(job, False) == why
+
+
+@pytest.mark.parametrize(
+    ("told", "stops"),
+    [("", True), ("srun: error: n1: task 1: Segmentation fault\n", False), ("srun: n1 is up\n", True)],
+)
+def test_a_signal_that_srun_sends_because_a_task_failed_is_no_request_to_stop(
+    told: str, stops: bool, attempt: supervisor._Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that failed may not have been heard yet: called stopped, the attempt would not count as a failure."""
+    monkeypatch.setattr(attempt, "_job", lambda: None)
+    state = RankState(0, "n1", 1, "", time.monotonic(), time.monotonic())
+    state.signal = "SIGTERM"
+    attempt.server.ranks[0] = state
+    attempt.log.write_text(told)
+    attempt._stop_if_due()
+    assert (attempt.stop == "stopped") == stops
+
+
+@pytest.mark.parametrize(
+    ("holder", "waits"),
+    [
+        ({"slurm_job_id": None, "attempt": None}, True),  # submit, which is about to go
+        ({"slurm_job_id": "7", "attempt": 3}, True),  # an earlier start of this job, on a node that was lost
+        ({"slurm_job_id": "8", "attempt": 3}, False),
+        ({"slurm_job_id": None, "attempt": 3}, False),  # a run on this machine
+    ],
+)
+def test_the_lock_of_a_run_is_waited_for_where_its_holder_is_about_to_go(
+    holder: dict[str, Any], waits: bool, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, tries = RunDir.lock, list[int]()
+
+    def locked(self: RunDir) -> Any:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("held")
+        return lock(self)
+
+    monkeypatch.setattr(RunDir, "lock", locked)
+    monkeypatch.setattr(RunDir, "holder", lambda _: holder)
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    if waits:
+        with supervisor._patient_lock(run, "7"):
+            assert len(tries) == 3
+        return
+    with pytest.raises(ValueError, match="held"), supervisor._patient_lock(run, "7"):
+        pass
+    assert len(tries) == 1
