@@ -239,3 +239,26 @@ def test_a_mistake_in_the_yaml_that_hydra_reads_is_told_with_its_name(tmp_path: 
         (tmp_path / "config" / "own.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{given}\n")
         with pytest.raises(ValueError, match=rf"^config/own\.yaml: {given.partition(':')[0]}="):
             convert(run, folder=tmp_path, name="run.sh")
+
+
+def test_an_optimizer_on_the_cpu_waits_in_host_memory() -> None:
+    name = f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload"
+    for given, wanted in (("True", True), ("False", False)):
+        found = convert(f"{MEGATRON} +{name}={given}")
+        assert found.config.memory.offload_optimizer == wanted
+
+
+@pytest.mark.parametrize(
+    ("param", "optimizer", "moved"),
+    [
+        (True, False, ("weights", "gradients")),  # of FSDP, whose gradients go with the weights
+        (False, True, ("optimizer",)),
+        (True, True, ("weights", "gradients", "optimizer")),
+    ],
+)
+def test_what_fsdp_moves_to_host_memory_is_moved_here(param: bool, optimizer: bool, moved: tuple[str, ...]) -> None:
+    found = convert(
+        f"{RUN} model_engine=dp {ACTOR}.fsdp_config.param_offload={param} "
+        f"{ACTOR}.fsdp_config.optimizer_offload={optimizer}"
+    )
+    assert found.config.memory.offload_trainer and set(found.config.memory.offload_parts) == set(moved)

@@ -141,6 +141,26 @@ def test_a_line_says_whether_asynchrony_pays(four: list[str], split: str, capsys
         assert f"{turns['seconds_per_rollout']:,.1f} s" in one["asynchrony"]
 
 
+def test_side_by_side_names_only_what_fits() -> None:
+    """Two engines of two GPUs a node would be faster, and leave four to train, which cannot hold the optimizer."""
+    batch = {"num_generations": 8, "global_batch_size": 512, "steps_per_generation": 4, "micro_batch_tokens": 16384}
+    sections: dict[str, Any] = {
+        "model": {"path": "Qwen3-14B"},
+        "cluster": {"gpus_per_node": 8, "gpu": "H100"},
+        "batch": batch,
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 4096, "tensor_parallel_size": 2},
+        "parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "memory": {"recompute_granularity": "full"},
+        "optimizer": {"distributed": True},
+    }
+    config = from_dict(sections)
+    splits = [split for _, split in asynchrony._splits(config, None, Models())]
+    assert splits == ["rollout.engines_per_node=1"]
+    apart = sections["rollout"] | {"mode": "server", "max_staleness": 1}
+    for count, valid in ((1, True), (2, False)):
+        assert make_plan(from_dict(sections | {"rollout": apart | {"engines_per_node": count}})).valid == valid
+
+
 def test_there_is_no_line_where_neither_nodes_nor_gpus_can_be_divided() -> None:
     config = load(PRESET.parent / "qwen3_0.6b_1gpu.yaml")
     assert make_plan(config).valid and asynchrony.line(config, None, None) is None  # type: ignore[arg-type]
