@@ -99,13 +99,15 @@ class Search:
             singles = told.without_others(singles)
         layout = list(told.layout or (self.layout() if only_machines and not told.remedies else ()))
         pairs = [] if self.answered and told.remedies else self._pairs(singles, limit, room, machines=not told.layout)
-        if self.answered:
-            models = self._like_a_remedy() if not singles else []
-        else:
-            models = self._other_models() if only_machines else []
-            models = models[:1] if singles or layout or pairs else models
+        models = self._other_models() if only_machines and not self.answered else []
+        models = models[:1] if singles or layout or pairs else models
         found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
-        found = sorted([*found, *told.remedies], key=_is_of_model)  # which comes last, also of remedies
+        alone = self._like_a_remedy() if self.answered and not singles else []
+        # Another model comes last, also of remedies: the nearest first where one fits as it is.
+        found = sorted(
+            [*found, *told.remedies, *alone],
+            key=lambda fix: (of_model := _is_of_model(fix), fix.distance if of_model and alone else 0.0),
+        )
         return without_repeated(found, told.all)
 
     def _pairs(self, singles: list[Fix], limit: int, room: int, *, machines: bool) -> list[Fix]:
@@ -293,13 +295,25 @@ class Search:
     def _like_a_remedy(self) -> list[Fix]:
         """Return the models that fix the plan alone, where remedies name one that needs another layout, too.
 
-        They are not much smaller than that one: the layout of the config may hold hardly anything.
+        They are of no farther kin than that one, or have no experts where it has, which suit other layouts. And they
+        are not much smaller: the layout of the config may hold hardly anything.
         """
         changes = [change for fix in self.told.remedies for change in fix.changes if change.key == "model.path"]
         if not changes:
             return []
-        least = _AS_SMALL * self._parameters(changes[0])
-        return [fix for fix in self._other_models() if self._parameters(fix.changes[0]) >= least]
+        own, first = str(self.config.model.path), changes[0]
+        least, kin = _AS_SMALL * self._parameters(first), catalog.kinship(own, first.value)
+
+        def is_like(change: Change) -> bool:
+            akin = catalog.kinship(own, change.value) <= kin
+            other_kind = self._has_experts(first) and not self._has_experts(change)
+            return (akin or other_kind) and self._parameters(change) >= least
+
+        return [fix for fix in self._other_models() if is_like(fix.changes[0])]
+
+    def _has_experts(self, change: Change) -> bool:
+        arch = architecture.find(with_value(self.config, change.key, change.value))
+        return arch is not None and arch.experts is not None
 
     def _parameters(self, change: Change) -> int:
         """Return the number of parameters of the model that a change leads to; 0 if its sizes are not known."""
