@@ -224,6 +224,31 @@ def test_time_in_which_this_process_was_suspended_does_not_count(
     assert seen == [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (2.0, 1.0, 1.0)]
 
 
+@pytest.mark.parametrize(("other", "stop"), [(f"{MEMORY}: it creeps", MEMORY), ("SIGTERM", "stopped")])
+def test_a_signal_to_one_rank_is_not_the_memory_that_another_lacks(
+    slurm: Slurm, watch: Watch, other: str, stop: str
+) -> None:
+    """Ranks that stop for memory alone start again in the allocation; a signal may mean that it ends."""
+    slurm.ends_in(NOTICE + 1000)
+    one = watch()
+    for rank, got in enumerate((f"{MEMORY}: it creeps", other)):
+        one.server.ranks[rank] = RankState(rank, "n1", 1, "7.0", heard_at=0.0, moved_at=0.0, signal=got)
+    one._stop_if_due()
+    assert (one.stop, one.detail) == (stop, "it creeps" if stop == MEMORY else "")
+
+
+@pytest.mark.parametrize("names", [{"7.0"}, {"7.0", "7.1"}])
+def test_a_stopped_rank_goes_on_before_it_is_to_write_its_stacks(
+    names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(supervisor, "_STACKS", 0.0)
+    monkeypatch.setattr(supervisor.commands, "signal_step", lambda step, name: sent.append(name))
+    monkeypatch.setattr(supervisor.commands, "cancel", lambda step: sent.append("cancel"))
+    supervisor._cancel_steps(names)
+    assert sent == [one for one in ("CONT", "ABRT", "cancel") for _ in names]
+
+
 def test_a_job_that_begins_while_submit_is_still_busy_waits_for_it(
     slurm: Slurm, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
