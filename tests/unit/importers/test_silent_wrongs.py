@@ -252,6 +252,8 @@ def test_what_the_chat_template_is_told_does_not_say_how_to_train() -> None:
 def test_a_model_and_its_data_are_a_run_with_defaults() -> None:
     for text in (
         "trl grpo --model_name_or_path x --dataset_name some/data",
+        "trl grpo --model_name_or_path x --dataset_mixture some/data",
+        "trl grpo --model_name_or_path x --datasets some/data",
         "megatron rlhf --rlhf_type grpo --model x --dataset some/data",
         "swift rlhf --rlhf_type grpo --model x --dataset a.jsonl",
     ):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.planning.estimates import phases
+from gspo_hpc.models import architecture
+from gspo_hpc.planning.estimates import devices, memory, phases
 from gspo_hpc.planning.estimates.memory import Estimate
-from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.plan import Models, make_plan
+from gspo_hpc.planning.settings import with_value
+from gspo_hpc.planning.suggest import savings
 from tests.unit.planning.test_memory_estimate import SHARE, advised, made, overridden
 
 MACHINES = ("other settings or machines (gspo-hpc suggest)", "more GPUs that train, or GPUs with more memory")
@@ -107,3 +112,21 @@ def test_a_warning_says_what_is_likely_to_run_out(monkeypatch: pytest.MonkeyPatc
     config = made(parallel={"tensor_model_parallel_size": 2}, memory={"recompute_granularity": "full"})
     (warning,) = (text for text in make_plan(config).warnings if "left for peaks" in text or "fragmentation" in text)
     assert told in warning
+
+
+@pytest.mark.parametrize(("more", "told"), [(0.005, False), (0.02, True)])
+def test_a_setting_is_worth_a_change_if_it_leaves_a_hundredth_of_the_card(more: float, told: bool) -> None:
+    """Recomputation is the first that is tried."""
+    longest = 4096 + 2048
+    config = made(
+        cluster={"gpu": "H100", "nodes": 1},
+        model={"path": "Qwen2.5-7B"},
+        batch={"micro_batch_tokens": longest},
+        rollout={"max_prompt_length": 2048, "max_response_length": 4096},
+    )
+    arch, device = architecture.find(config), devices.find("H100")
+    assert arch is not None and device is not None
+    changed = with_value(config, "memory.recompute_granularity", "full")
+    before: Any = SimpleNamespace(headroom=memory.estimate(arch, changed, device).headroom - more)
+    found = savings.roomier(arch, device, config, before, Models())
+    assert found is not None and (found[0] == "memory.recompute_granularity=full") == told
