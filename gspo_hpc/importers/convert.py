@@ -26,7 +26,7 @@ _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "par
 
 # Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
 _WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
-_DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets", "data.train_files"}
+_DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets"}
 
 
 @dataclass(frozen=True)
