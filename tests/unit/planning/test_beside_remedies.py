@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from gspo_hpc.config.loader import load
-from gspo_hpc.planning.fixes import search, suggested
+from gspo_hpc.planning.fixes import repair, search, suggested
 from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.memory import MemoryRule
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -51,3 +53,54 @@ def test_suggest_is_asked_for_the_memory_of_a_gpu_alone(rule: MemoryRule) -> Non
 def test_a_model_that_the_layout_holds_as_it_is_is_offered(preset: str, model: str, alone: str) -> None:
     found = search.find(load(CONFIGS / f"{preset}.yaml", [f"model.path={model}"]), room=0)
     assert alone in [one.changes[0].value for one in found if len(one.changes) == 1]
+
+
+NODES, CARD = fix("cluster.nodes", 1, 2), fix("cluster.gpu", "A100-40GB", "H100-80GB")
+SWITCH = fix("memory.offload_optimizer", False, True)
+LAYOUT = fix("parallel.tensor_model_parallel_size", 1, 4, Change("parallel.sequence_parallel", False, True))
+PAIR = fix("memory.recompute_granularity", None, "full", Change("memory.offload_optimizer", False, True))
+NEAREST, LARGEST, ALONE = (fix("model.path", "x", f"models/Qwen3-{size}") for size in ("4B", "14B", "0.6B"))
+REMEDY = fix("model.path", "x", "models/Qwen3-1.7B", Change("memory.offload_optimizer", False, True))
+MEMORY, BOTH = {Topic.MEMORY}, {Topic.MEMORY, Topic.COUNTS}
+TOLD_LAYOUT, REMEDIES = suggested.Suggested(layout=(LAYOUT,)), suggested.Suggested(remedies=(REMEDY,))
+CASES: dict[str, tuple[set[Topic], suggested.Suggested, dict[str, list[Fix]], list[Fix]]] = {
+    # topics, what suggest finds, what the search finds, and the models and layouts that are offered
+    "a model beside machines": (MEMORY, suggested.Suggested(), {"singles": [NODES]}, [NEAREST]),
+    "a model beside a layout": (MEMORY, suggested.Suggested(), {"layout": [LAYOUT]}, [LAYOUT, NEAREST]),
+    "a model beside a pair": (MEMORY, suggested.Suggested(), {"_pairs": [PAIR]}, [NEAREST]),
+    "nothing but models": (MEMORY, suggested.Suggested(), {}, [NEAREST, LARGEST]),
+    "no model beside a switch": (MEMORY, suggested.Suggested(), {"singles": [SWITCH]}, []),
+    "no layout beside a switch": (MEMORY, suggested.Suggested(), {"singles": [SWITCH], "layout": [LAYOUT]}, []),
+    "suggest has a layout": (MEMORY, TOLD_LAYOUT, {"singles": [NODES]}, [LAYOUT]),
+    "suggest has a layout, and more is broken": (BOTH, TOLD_LAYOUT, {"singles": [NODES]}, [LAYOUT, NEAREST]),
+    "one remedy, and the model that fits as it is": (MEMORY, REMEDIES, {}, [ALONE, REMEDY]),
+    "one remedy beside machines": (MEMORY, REMEDIES, {"singles": [NODES]}, [REMEDY]),
+    "one remedy, and more is broken": (BOTH, REMEDIES, {}, [NEAREST, LARGEST, REMEDY]),
+    "no other layout beside remedies": (BOTH, REMEDIES, {"singles": [NODES], "layout": [LAYOUT]}, [NEAREST, REMEDY]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_models_and_layouts_that_are_offered(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a search as they may come together."""
+    topics, told, parts, expected = CASES[case]
+    config = load(CONFIGS / "qwen3_0.6b_1gpu.yaml", ["model.path=models/Qwen3-14B"])
+    one = search.Search(config, None, make_plan(config))
+    one.topics = topics
+    monkeypatch.setattr(suggested, "find", lambda search: told)
+    asked: dict[str, bool] = {}
+    monkeypatch.setattr(one, "_pairs", lambda *a, machines: asked.update(machines=machines) or parts.get("_pairs", []))
+    found = {"singles": [], "layout": [], "_other_models": [NEAREST, LARGEST], "_like_a_remedy": [ALONE]} | parts
+    for name in found.keys() - {"_pairs"}:
+        monkeypatch.setattr(one, name, lambda name=name: found[name])
+    offered = [fix for fix in one.found(6, 60) if fix not in (NODES, SWITCH, PAIR)]
+    assert sorted(map(str, offered)) == sorted(map(str, expected))
+    # Other machines are looked for in pairs unless there is a layout of these; beside remedies nothing is.
+    assert asked == ({} if told.remedies and topics == MEMORY else {"machines": not told.layout})
+
+
+def test_what_is_broken_beside_memory_is_repaired_with_it() -> None:
+    """Where a batch size is wrong, too, the larger cards that `suggest` names are no fix: pairs with the batch are."""
+    slips = ["batch.global_batch_size=100", "model.path=models/Qwen3-32B"]
+    offered = [str(one) for one in repair.offered(load(CONFIGS / "qwen2.5_7b_tp2.yaml", slips))]
+    assert any("batch." in text and "cluster.gpu=" in text for text in offered), offered
