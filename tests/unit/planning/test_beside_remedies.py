@@ -104,3 +104,11 @@ def test_what_is_broken_beside_memory_is_repaired_with_it() -> None:
     slips = ["batch.global_batch_size=100", "model.path=models/Qwen3-32B"]
     offered = [str(one) for one in repair.offered(load(CONFIGS / "qwen2.5_7b_tp2.yaml", slips))]
     assert any("batch." in text and "cluster.gpu=" in text for text in offered), offered
+
+
+def test_what_suggest_finds_is_the_repair_where_memory_alone_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repairs of several settings were searched for seconds, and offered before the layouts that are ranked."""
+    monkeypatch.setattr(repair, "find_all", lambda *arguments: pytest.fail("repairs are searched for"))
+    config = load(CONFIGS / "qwen3_0.6b_1gpu.yaml", ["model.path=models/Qwen3-14B"])
+    offered = repair.offered(config)
+    assert offered and all(len(one.changes) > 1 or one.changes[0].key == "model.path" for one in offered)
