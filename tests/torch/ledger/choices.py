@@ -32,6 +32,7 @@ from gspo_hpc.engine.outputs import reported_experts
 from gspo_hpc.exchange.exchange import Exchange, Replicas
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.ops.batch import PackedBatch
+from gspo_hpc.planning.estimates import engines
 from gspo_hpc.policy import router_replay as replays
 from gspo_hpc.policy.router_replay import RouterReplay, Routing
 from gspo_hpc.training import update
@@ -142,7 +143,7 @@ class Node:
             scheduler=SimpleNamespace(step=lambda steps: None),
         )
         with Tensors():
-            groups = exchange.gather_table(self._sampled(link.rank, replay=replay))
+            groups = exchange.gather_table(self._held(exchange, replay=replay))
             terms = objective.resolve(config.algorithm)
             steps = updates_per_rollout(config.batch)
             if steps > 1:
@@ -154,13 +155,22 @@ class Node:
             for number in range(steps):
                 update.step(policy, update.minibatch(groups, config, number), terms, config)
 
-    def _sampled(self, rank: int, *, replay: bool) -> list[Group]:
-        """Return this rank's groups as the engine's process reports them, with experts if it has to."""
+    def _held(self, exchange: Exchange, *, replay: bool) -> list[Group]:
+        """Return the groups that a rank holds: its engine's, or in server mode those of the files that it reads."""
+        rank, count = exchange.transport.rank, engines.count(self.config)
+        if self.config.rollout.mode == "server":
+            own, _ = exchange.partition_files(
+                lambda: [str(engine) for engine in range(count)],
+                lambda name: {group.slot: group for group in self._sampled(int(name), count, replay=replay)},
+            )
+            return list(own.values())
+        engine, rest = divmod(rank, self.config.rollout.tensor_parallel_size)
+        return [] if rest else self._sampled(engine, count, replay=replay)
+
+    def _sampled(self, engine: int, engines: int, *, replay: bool) -> list[Group]:
+        """Return an engine's groups as its process reports them, with experts if it has to."""
         config, rollout = self.config, self.config.rollout
-        each, engines = config.batch.num_generations or 1, self.ranks // rollout.tensor_parallel_size
-        engine, rest = divmod(rank, rollout.tensor_parallel_size)
-        if rest:
-            return []
+        each = config.batch.num_generations or 1
         prompt, length = rollout.max_prompt_length, rollout.max_response_length
         wanted = replay and router_replay(config) == "rollout"
         sampled = (config.batch.global_batch_size or 0) * (config.batch.steps_per_generation or 1) // each

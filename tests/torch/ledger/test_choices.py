@@ -26,6 +26,7 @@ from tests.torch.ledger.runs import EVENTS, agree, host_of, job_of, run
 
 LAYERS, TOP_K = 12, 32
 TENSORS = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+APART = {"mode": "server"}
 CASES: dict[str, tuple[str, dict[str, dict[str, Any]], int]] = {  # whose choices, settings, experts of a layer
     "DP 4": ("rollout", {}, 128),
     "DP 4, noted": ("old_logprobs", {}, 128),
@@ -38,6 +39,9 @@ CASES: dict[str, tuple[str, dict[str, dict[str, Any]], int]] = {  # whose choice
     "parts of groups": ("rollout", {"batch": {"micro_batch_tokens": None, "micro_batch_size": 2}}, 128),
     "one update": ("rollout", {"batch": {"steps_per_generation": 1}}, 128),
     "one update, nothing to note": ("old_logprobs", {"batch": {"steps_per_generation": 1}}, 128),
+    "engines apart": ("rollout", {"cluster": {"gpus_per_node": 5}, "rollout": {**APART, "engines_per_node": 3}}, 128),
+    "engines apart, noted": ("old_logprobs", {"rollout": {**APART, "engines_per_node": 2}}, 128),
+    "engines apart and ahead": ("rollout", {"rollout": {**APART, "engines_per_node": 2, "max_staleness": 1}}, 128),
     "two passes over a rollout": ("old_logprobs", {"batch": {"num_iterations": 2}}, 128),
 }
 
