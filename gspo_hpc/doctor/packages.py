@@ -96,12 +96,20 @@ def read() -> Installed:
             continue
         versions[name] = found.version
         requires[name] = list(found.requires or [])
-        if wanted := found.metadata["Requires-Python"]:
+        if wanted := _python_of(found):
             requires_python[name] = wanted
         if name == "torch":
             cuda = _torch_cuda(Path(str(found.locate_file("torch/version.py"))))
     requires_python["gspo-hpc"] = ours
     return Installed(platform.python_version(), versions, requires, requires_python, declared, cuda)
+
+
+def _python_of(found: importlib.metadata.Distribution) -> str:
+    """Return the versions of Python that a package wants; empty if it does not say.
+
+    What is missing is None, or a KeyError where a library has replaced Python's reader by importlib_metadata's.
+    """
+    return str(found.metadata["Requires-Python"]) if "Requires-Python" in found.metadata else ""
 
 
 def read_with(python: str, timeout: float = 60.0) -> Installed:
@@ -139,7 +147,7 @@ def _declared() -> tuple[list[str], str]:
     """Return the requirements of this package and its Python range, from its metadata or from setup.cfg."""
     try:
         found = importlib.metadata.distribution("gspo_hpc")
-        return list(found.requires or []), found.metadata["Requires-Python"] or ""
+        return list(found.requires or []), _python_of(found)
     except importlib.metadata.PackageNotFoundError:
         pass
     parser = configparser.ConfigParser(interpolation=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import email.message
 import importlib.metadata
 import json
 import os
@@ -127,6 +128,39 @@ def test_what_is_here_is_what_setup_cfg_wants() -> None:
         assert importlib.metadata.version(name) in found[name].finding
     assert "==2.13.0" in found["torch"].finding or ">=" in found["torch"].finding  # the range is shown beside it
     assert found["torchvision"].finding == "not installed, and not needed"
+
+
+class Strict(email.message.Message):
+    """Metadata as importlib_metadata reads it, by which mlflow replaces Python's reader."""
+
+    def __getitem__(self, name: str) -> str:
+        found: str | None = super().__getitem__(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+
+class Package(importlib.metadata.Distribution):
+    """A package that says nothing of Python."""
+
+    def read_text(self, filename: str) -> str | None:
+        return None
+
+    def locate_file(self, path: object) -> Path:
+        return Path("absent") / str(path)
+
+    @property
+    def metadata(self) -> Strict:  # type: ignore[override]
+        found = Strict()
+        found["Version"] = "1.0"
+        return found
+
+
+def test_a_package_that_says_nothing_of_python_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.distribution
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Package() if name == "torch" else real(name))
+    found = packages.read()
+    assert found.versions["torch"] == "1.0" and "torch" not in found.requires_python
 
 
 def test_what_flex_is_made_of(install: Install) -> None:
