@@ -1,4 +1,4 @@
-"""What a supervisor makes of dead nodes, its own suspension, an earlier preemption and a lock that is held (1 s).
+"""Decisions of a supervisor on dead nodes, its own suspension, an earlier preemption and a lock that is held (1 s).
 
 It would catch a job that goes back to the queue with the node that does not answer, one whose ranks are taken for
 hanging after all of them were suspended, one that is told preempted for a preemption before it began, and one that is

@@ -100,7 +100,7 @@ def test_models_and_layouts_that_are_offered(case: str, monkeypatch: pytest.Monk
 
 
 def test_what_is_broken_beside_memory_is_repaired_with_it() -> None:
-    """Where a batch size is wrong, too, the larger cards that `suggest` names are no fix: pairs with the batch are."""
+    """Pairs with the batch size, where that is wrong, too: the larger cards that `suggest` names are no fix alone."""
     slips = ["batch.global_batch_size=100", "model.path=models/Qwen3-32B"]
     offered = [str(one) for one in repair.offered(load(CONFIGS / "qwen2.5_7b_tp2.yaml", slips))]
     assert any("batch." in text and "cluster.gpu=" in text for text in offered), offered

@@ -209,7 +209,7 @@ def test_what_is_left_out_before_all_ways_are_tried_fits_in_none(gpu: str, monke
 
 @pytest.mark.parametrize(("model", "gpus"), [("Qwen3-8B", 4), ("Qwen3-30B-A3B", 8)])
 def test_a_peak_that_is_just_the_card_is_not_known_to_be_too_much(model: str, gpus: int) -> None:
-    """What is known of the trainer before an estimate must say of no layout that it is larger than it is."""
+    """Bounds that are known before an estimate must say of no layout that it is larger than it is."""
     search_ = layouts.Search(made(model, 1, gpus))
     refused = 0
     for wanted in itertools.islice(search_.allowed(), 12):
