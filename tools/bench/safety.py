@@ -209,6 +209,7 @@ def measure_saves(
     from trainer import ALONE, make_policy, noise
 
     from gspo_hpc.algorithms import objective as algorithms
+    from gspo_hpc.checkpoint import shared_optimizer
     from gspo_hpc.checkpoint.saver import Saver
     from gspo_hpc.config.loader import from_dict
     from gspo_hpc.ops.host_memory import HostCopy
@@ -226,6 +227,13 @@ def measure_saves(
         reduction = policy_room.DistributedDataParallelConfig
         setattr(policy_room, reduction.__name__, partial(reduction, bucket_size=args.bucket_size))
     policy = make_policy(args.model, config, place or ALONE)
+    for part in policy.optimizer.chained_optimizers if config.optimizer.distributed else ():
+        every = shared_optimizer.shares(part)
+        sent = [piece.end - piece.begin for one in every for piece in one.pieces if piece.rank != one.owner]
+        split = sum(len(one.pieces) > 1 for one in every)
+        if policy.ranks.rank == 0:
+            travelling = f"{8 * sum(sent) / 2**20:,.0f} MiB of Adam's state"
+            say(f"saves: {split} of {len(every)} parameters lie on several ranks, and {travelling} travel")
     objective = algorithms.resolve(config.algorithm)
     groups = noise(policy, 1 if args.only_saves else COMPLETIONS // GROUP, GROUP, 48, MAX_LENGTH, seed=0)
 
