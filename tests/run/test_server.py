@@ -40,15 +40,23 @@ def engine_core(run_dir: Path) -> psutil.Process:
     return next(one for one in marked if "gspo_hpc.engine.host" in one.cmdline())
 
 
+def saved(run_dir: Path) -> int:
+    """The newest step of which there is a whole checkpoint, 0 for none."""
+    return max((int(path.parent.name) for path in run_dir.glob("checkpoints/*/COMMITTED")), default=0)
+
+
 @pytest.mark.timeout(600)
 def test_in_turns_it_equals_engines_that_share_the_gpus(tiny_config: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """Its engine is killed in a rollout, then everything; the other run was left alone, and shared the GPUs."""
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = harness.command(tiny_config, run_dir, *harness.OVERRIDES, *APART)
     process = harness.start(command, log)
+    harness.wait_for(lambda: harness.journal_lines(run_dir, 0) > 0, process, log)
+    core = engine_core(run_dir)  # looked for now: on a busy machine the look takes longer than a whole rollout
     harness.wait_for((run_dir / "rollouts" / "000001").exists, process, log)  # before the engine has its prompts
-    engine_core(run_dir).kill()
-    harness.wait_for(lambda: harness.journal_lines(run_dir, 2) > 0, process, log)
+    core.kill()
+    # Once steps 3 and 4 are saved: the next attempt would make them again, and with an engine that did not die.
+    harness.wait_for(lambda: saved(run_dir) >= 4 and harness.journal_lines(run_dir, 2) > 0, process, log)
     harness.kill(process)
     process = harness.start(command, log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
