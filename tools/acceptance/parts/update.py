@@ -26,7 +26,7 @@ LONGEST = 8  # kernels of the trace that are listed
 
 
 def run(env: Environment, record: Recorder) -> None:
-    """Time a log-prob pass and an update, and trace another update."""
+    """Time an update and a log-prob pass, and trace another update."""
     model = models.dense(env)
     settings = config(env, model)
     policy = make_policy(model, settings)
@@ -35,8 +35,9 @@ def run(env: Environment, record: Recorder) -> None:
     objective = algorithms.resolve(settings.algorithm)
     monitor = PassMonitor()
     works: dict[str, Callable[[], object]] = {
-        "logprobs": lambda: updates.logprob_pass(policy, groups, "old_logprobs", settings, monitor=monitor),
+        # The update comes first: Adam's moments, which the plan counts in both, are made by the first step.
         "update": lambda: updates.step(policy, groups, objective, settings, monitor=monitor),
+        "logprobs": lambda: updates.logprob_pass(policy, groups, "old_logprobs", settings, monitor=monitor),
     }
     for phase, work in works.items():
         work()  # once, for what is slow the first time
