@@ -158,6 +158,8 @@ def environment(settings: EngineSettings) -> dict[str, str]:
                 f"this process sees {len(visible)}: every task on a node must see all GPUs of the node"
             )
         values["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # reads results while the core computes the next ones
+        # FlashInfer never samples completions with seeds, as all of ours have; runner V2 imports it all the same.
+        values["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
         if settings.batch_invariant:
             values["VLLM_BATCH_INVARIANT"] = "1"
         values["CUDA_VISIBLE_DEVICES"] = ",".join(visible[device] if visible else str(device) for device in mine)

@@ -54,6 +54,14 @@ def test_batch_invariance_is_for_gpus_that_are_asked_for_it(monkeypatch: pytest.
         assert ("VLLM_BATCH_INVARIANT" in values) == (platform == "cuda" and deterministic)
 
 
+def test_an_engine_on_a_gpu_starts_without_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runner V2 of vLLM 0.26 imports FlashInfer for sampling unless told not to, and never samples seeds with it."""
+    monkeypatch.setattr(settings.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = from_dict({"cluster": {"platform": "cuda"}})
+    assert environment(engine_settings(config, 1, experts=False))["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+
+
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_vllm_waits_for_its_processes_as_long_as_we_do(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own limit of ten minutes ends a start from a slow file system that is under way."""
