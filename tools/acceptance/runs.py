@@ -107,7 +107,7 @@ class Run:
 
     def checkpoints(self) -> list[int]:
         """Return the steps of whole checkpoints."""
-        return sorted(int(file.parent.name) for file in (self.folder / "checkpoints").glob("*/COMMITTED"))
+        return sorted(int(file.parent.name) for file in (self.folder / "checkpoints").glob("[0-9]*/COMMITTED"))
 
     def discard(self) -> None:
         """Remove the checkpoints, which are large."""
