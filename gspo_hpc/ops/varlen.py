@@ -42,7 +42,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Sequences, float], Tensor]
 
 
 def torch_kernel(q: Tensor, k: Tensor, v: Tensor, lanes: Sequences, scale: float) -> Tensor:
-    """Compute attention by torch.nn.attention.varlen. Not run on a GPU yet."""
+    """Compute attention by torch.nn.attention.varlen."""
     from torch.nn.attention.varlen import varlen_attn
 
     options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}

@@ -106,7 +106,7 @@ class PackedAttention(MegatronModule):
 
 
 class FusedPackedAttention(PackedAttention):
-    """The same by Transformer Engine's attention, which picks the best of its kernels. Not run on a GPU yet."""
+    """The same by Transformer Engine's attention, which picks the best of its kernels."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
