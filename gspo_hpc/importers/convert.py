@@ -20,6 +20,7 @@ from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.recognise import recognise
 from gspo_hpc.importers.texts.sources import Found
+from gspo_hpc.importers.versions import trl as versions
 
 # Sections of our config that say how a run trains: an argument that decides a key of one is a training argument.
 _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
@@ -80,6 +81,7 @@ def convert(
     draft.assumed += found.notes
     draft.doubts, draft.doubted, draft.might = found.doubts, found.doubted, found.might
     draft.places = found.places
+    taken = versions.settle(draft, text) if found.source == "trl" else frozenset[str]()
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)
@@ -87,7 +89,7 @@ def convert(
     if draft.problems:  # what is said not to be given may be among them
         draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
     config, body = draft.finish()
-    carried, left, strange = draft.lists()
+    carried, left, strange = ([item for item in part if item.name not in taken] for part in draft.lists())
     left += [Argument(given, given, why=why) for given, why in found.left.items()]
     for item in _launched(found, draft, gpus):
         (left if item.why else carried).append(item)
@@ -120,7 +122,7 @@ def convert(
     written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"
     return Converted(
         project,
-        draft.values,
+        {name: value for name, value in draft.values.items() if name not in taken},
         config,
         written,
         tuple(carried),

@@ -19,6 +19,7 @@ from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import bonuses, corrections, loss_types, unsloth
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.models.adapter_table import ALL
 from gspo_hpc.planning.plan import max_steps
 
@@ -26,18 +27,6 @@ _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
     "vllm_enforce_eager": ("enforce_eager", bool),
     "vllm_enable_prefix_caching": ("enable_prefix_caching", bool),
-}
-_EARLIER = {
-    "beta": "0.04 (up to 0.18)",
-    "loss_type": "a mean over sequences (up to 0.15), bnpo (up to 0.21)",
-    "temperature": "0.9 (up to 0.17)",
-    "top_k": "50 (up to 0.17)",
-    "max_prompt_length": "512, with longer prompts cut from the left (up to 0.25)",
-}
-_EARLIER_ENGINE = {
-    "vllm_mode": "server (up to 0.29)",
-    "vllm_gpu_memory_utilization": "0.9 (up to 0.17)",
-    "vllm_importance_sampling_correction": "none (up to 0.22), weights of tokens of at most 2 (0.23 to 0.25)",
 }
 # Arguments of open-r1's scripts, which make messages of each prompt.
 _MADE_INTO_MESSAGES = ("system_prompt", "dataset_prompt_column")
@@ -124,7 +113,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     loss_types.kept_out(draft)
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
-    parts.earlier(draft, "TRL 1.9", {**_EARLIER, **(_EARLIER_ENGINE if draft.switch("use_vllm") else {})})
+    versions.tell(draft)
 
 
 def _adapters(draft: Draft) -> None:

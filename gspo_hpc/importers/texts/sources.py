@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.importers.scripts.shell import Command
 
-ACCELERATE = ("num_processes", "num_machines", "distributed_type")  # arguments of its launcher that matter
+# Arguments of its launcher that matter.
+ACCELERATE = ("num_processes", "num_machines", "distributed_type", "mixed_precision")
 
 
 class Found(NamedTuple):

@@ -1,0 +1,97 @@
+"""What another version of TRL had in place of a default of 1.9: taken where the script shows the version, told else."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+TRL = "accelerate launch --num_processes 4 grpo.py --num_generations 4 --per_device_train_batch_size 4"
+PYTHON = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig(num_generations=4{})\n"
+PYTHON += "GRPOTrainer('m/m', [f], args, ds).train()\n"
+LATER = "later ones have max_completion_length 512 (since 1.10)"
+
+
+def told(run: str) -> list[str]:
+    return [line for line in convert(run).assumed if line.startswith("defaults are those of ")]
+
+
+def test_defaults_of_other_versions_are_told_where_they_may_count() -> None:
+    own = (
+        "defaults are those of TRL 1.9; earlier versions had gradient_accumulation_steps 8 (0.14); beta 0.04 (up to "
+        "0.18); loss_type a mean over sequences (up to 0.15), bnpo (0.16 to 0.21); temperature 0.9 (up to 0.17); "
+        "top_k 50 ({}0.17); max_prompt_length 512, with longer prompts cut from the left (up to 0.25); bf16 false, "
+        "unless mixed_precision of accelerate is bf16 (up to 0.18)"
+    )
+    assert told(TRL) == [f"{own.format('up to ')}; {LATER}"]
+    assert told(f"{TRL} --use_vllm") == [
+        f"{own.format('0.16 to ')}; vllm_mode an engine on a GPU of its own (up to 0.15), server (0.16 to 0.29); "
+        "vllm_gpu_memory_utilization 0.9 (up to 0.17); vllm_importance_sampling_correction none (up to 0.22), weights "
+        f"of tokens of at most 2 (0.23 to 0.25); {LATER}"
+    ]
+    given = "--beta 0.1 --loss_type grpo --temperature 1 --top_k 0 --max_prompt_length 64 --bf16"
+    assert told(f"{TRL} {given}") == [f"defaults are those of TRL 1.9; {LATER}"]
+    assert not told(f"{TRL} {given} --max_completion_length 64")
+
+
+def test_trl_0_14_counted_prompts_in_the_batch_of_a_device() -> None:
+    line = "per_device_train_batch_size=4: TRL 0.14 counts prompts in it"
+    assert any(text.startswith(line) for text in convert(TRL).assumed)
+    without = TRL.removesuffix(" --per_device_train_batch_size 4")
+    assert "per_device_train_batch_size 1 prompt with all its completions (0.14)" in told(without)[0]
+    for sign in ("--num_iterations 1", "--loss_type grpo", "--vllm_mode colocate"):  # of later versions
+        assert not any(text.startswith(line) for text in convert(f"{TRL} {sign}").assumed)
+        assert "(0.14)" not in told(f"{TRL} {sign}")[0]
+    pinned = convert(f"pip install trl==0.14.0\n{TRL}").config.batch
+    assert (pinned.micro_batch_size, pinned.global_batch_size) == (16, 4 * 16 * 8)
+    default = convert(f"pip install 'trl[vllm]==0.14'\n{without} --gradient_accumulation_steps 2").config.batch
+    assert (default.micro_batch_size, default.global_batch_size) == (4, 4 * 4 * 2)
+
+
+@pytest.mark.parametrize(
+    ("pin", "beta", "temperature", "dtype"),
+    [
+        ("pip install trl==0.14.0", 0.04, 0.9, "float32"),
+        ("# requirements: trl>=0.16,<0.18", 0.04, 0.9, "float32"),
+        ("# trl ~= 0.18.1", 0.04, 1.0, "float32"),
+        ("pip install git+https://github.com/huggingface/trl.git@v0.18-release", 0.04, 1.0, "float32"),
+        ("pip install trl==0.19.0", 0.0, 1.0, "bfloat16"),
+        ("pip install 'trl>=0.14'", 0.0, 1.0, "bfloat16"),
+        ("pip install not-trl==0.14", 0.0, 1.0, "bfloat16"),
+        ("pip install trl==0.14.0 trl==0.19.0", 0.0, 1.0, "bfloat16"),  # what excludes itself shows nothing
+    ],
+)
+def test_a_version_that_the_script_names_decides(pin: str, beta: float, temperature: float, dtype: str) -> None:
+    found = convert(f"{pin}\n{TRL}")
+    ours = found.config
+    assert (ours.algorithm.kl_beta, ours.rollout.temperature, ours.model.dtype) == (beta, temperature, dtype)
+    assert any("defaults of that version are taken: " in line for line in found.assumed) or "float32" != dtype
+    assert not {"beta", "bf16"} & {item.name for part in (found.carried, found.left) for item in part}
+
+
+def test_an_argument_that_only_earlier_versions_have_decides() -> None:
+    found = convert(PYTHON.format(", use_vllm=True, vllm_device='cuda:1'"), gpus=1)
+    assert found.config.algorithm.kl_beta == 0.04
+    assert any(line.startswith("vllm_device is an argument of TRL up to 0.17: ") for line in found.assumed)
+    assert convert(PYTHON.format(", vllm_device=None"), gpus=1).config.algorithm.kl_beta == 0.0
+
+
+def test_vllm_ran_as_a_server_by_default_from_0_16_to_0_29() -> None:
+    assert convert(f"pip install trl==0.24.0\n{TRL} --use_vllm").config.rollout.mode == "server"
+    assert convert(f"pip install trl==1.0.0\n{TRL} --use_vllm").config.rollout.mode == "colocate"
+
+
+@pytest.mark.parametrize("more", ["--bf16", "--torch_dtype bfloat16", "--fp16", "--generation_kwargs {}"])
+def test_bf16_is_told_only_where_it_is_open(more: str) -> None:
+    assert "bf16 false" in told(TRL)[0]
+    assert "bf16 false" not in told(f"{TRL} {more}".replace("{}", "{x:1}"))[0]
+    assert "bf16 false" not in told(TRL.replace("launch", "launch --mixed_precision bf16"))[0]
+    pinned = convert(f"pip install trl==0.18.0\n{TRL} {more}".replace("{}", "1"))
+    assert pinned.config.model.dtype != "float32" or "generation" in more
+
+
+def test_completions_have_512_tokens_since_1_10() -> None:
+    assert convert(f"pip install 'trl>=1.9'\n{TRL}").config.rollout.max_response_length == 256
+    for pin in ("trl==1.10.0", "'trl>=1.10'"):
+        assert convert(f"pip install {pin}\n{TRL}").config.rollout.max_response_length == 512
+    assert LATER not in told(f"pip install trl==1.9.0\n{TRL} --loss_type grpo")
