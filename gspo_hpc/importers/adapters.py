@@ -69,7 +69,7 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
 
 
 def _targets(draft: Draft, lora: Lora) -> None:
-    given = [item for text in draft.texts(lora.targets) for item in text.replace(",", " ").split()]
+    given = [item for text in _without_commas(draft, lora) for item in text.replace(",", " ").split()]
     if any(is_unset(item) for item in given):
         draft.sure(lora.targets, "")
         given = []
@@ -99,6 +99,25 @@ def _targets(draft: Draft, lora: Lora) -> None:
         named = " and ".join(strange)
         instead = "" if found else f"; all linear layers get one ({ALL}) unless adapter.targets says otherwise"
         draft.drop(lora.targets, f"{named[:60]} cannot have an adapter here, or is a pattern{instead}")
+
+
+def _without_commas(draft: Draft, lora: Lora) -> list[str]:
+    """Return the names of the layers without those that no layer has, for peft takes a comma for a part of a name."""
+    words = draft.texts(lora.targets)
+    odd = [word for word in words if "," in word.strip("[]") and not is_unset(word)]
+    if not odd:
+        return words
+    label = draft.label(lora.targets)
+    kept = [word for word in words if word not in odd]
+    if kept:
+        names = " and ".join(f'"{word}"' for word in odd)
+        draft.assumed.append(
+            f"{label}: no layer is called {names[:60]}, with its comma, and none gets an adapter by it"
+        )
+        draft.drop(lora.targets, f"a comma is part of a name there, and {names[:60]} names no layer")
+    else:
+        draft.assumed.append(f"{label}: peft takes it for one name, which no layer has; it is taken for several here")
+    return kept or words
 
 
 def _put(draft: Draft, lora: Lora, targets: list[str], text: str) -> None:

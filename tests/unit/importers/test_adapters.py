@@ -114,6 +114,18 @@ def test_what_adapters_do_not_have_here_is_told(text: str, name: str, why: str) 
     assert why in {item.name: item.why for item in given(text).left}[name]
 
 
+@pytest.mark.parametrize("run", [f"{TRL} --use_peft --lora_target_modules", f"{HF} --target_modules"])
+def test_a_comma_is_part_of_the_name_of_a_layer(run: str) -> None:
+    found = given(f'{run} "q_proj", "k_proj", "v_proj"')
+    assert found.config.adapter.targets == ("v_proj",)
+    assert any('no layer is called "q_proj," and "k_proj,", with its comma' in line for line in found.assumed)
+    assert any("a comma is part of a name there" in item.why for item in found.left)
+    one = given(f"{run} q_proj,v_proj")
+    assert one.config.adapter.targets == QV
+    assert any("peft takes it for one name, which no layer has" in line for line in one.assumed)
+    assert not any("no layer" in line for line in given(f"{run} q_proj v_proj").assumed)
+
+
 def test_a_default_that_is_left_out_is_told() -> None:
     assert any(line.startswith("lora_dropout 0.05, the default there") for line in given(HF).differs)
     shared = given(f"{VERL} {ON_MEGATRON} {MODEL}.lora.rank=16 {MODEL}.lora.target_modules=[linear_qkv,linear_fc1]")
