@@ -17,6 +17,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import bonuses, corrections, loss_types, unsloth
+from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import trl as versions
@@ -40,6 +41,8 @@ _STYLES = {
 # Schedules of transformers without a warm-up, and those that are given no lr_scheduler_kwargs (its get_scheduler).
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 _UNREAD_KWARGS = ("constant", "constant_with_warmup")
+
+_HALVES = ("bfloat16", "float16")
 
 _LORA = adapters.Lora(
     "lora_r",
@@ -88,12 +91,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as in TRL")
-    half = draft.switch("fp16")
-    name = "dtype" if draft.given("dtype") else "torch_dtype"
-    dtype = draft.choice(name, ("auto", "bfloat16", "float16", "float32"), "auto")
-    full = not half and draft.given("bf16") and not draft.switch("bf16")
-    kind = "float16" if half else "float32" if full or dtype == "float32" else "bfloat16"
-    draft.put("model.dtype", kind, of=("bf16", "fp16", name))
+    _precision(draft)
     _generation(draft)
     loss_types.put(
         draft,
@@ -114,6 +112,30 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
     versions.tell(draft)
+
+
+def _precision(draft: Draft) -> None:
+    """Put the precision: with bf16, float32 weights compute in bfloat16, as here; without, in that of the weights."""
+    kwargs = draft.values.get("model_init_kwargs")
+    kwargs = yaml_value(kwargs) if isinstance(kwargs, str) and not is_unset(kwargs) else kwargs
+    loaded = kwargs if isinstance(kwargs, Mapping) else {}
+    if any(loaded.get(name) for name in ("quantization_config", "load_in_4bit", "load_in_8bit")):
+        draft.drop("model_init_kwargs", "weights are never quantized here")
+    name = "dtype" if draft.given("dtype") else "torch_dtype"
+    dtype = draft.choice(name, ("auto", *_HALVES, "float32"), "auto")
+    if not draft.given(name) and (one := loaded.get("dtype", loaded.get("torch_dtype"))):
+        dtype = str(one).removeprefix("torch.")
+        draft.credit("model.dtype", "model_init_kwargs")
+    half = draft.switch("fp16")
+    if half or draft.switch("bf16", True):
+        draft.put("model.dtype", "float16" if half else "bfloat16", of=("bf16", "fp16", name))
+        return
+    draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
+    if dtype in _HALVES:
+        draft.assumed.append(
+            f"{draft.label('bf16')} with weights loaded as {dtype}: they are trained in it there, and here the "
+            "optimizer keeps them in float32"
+        )
 
 
 def _adapters(draft: Draft) -> None:

@@ -89,8 +89,8 @@ def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str,
                 _sort(_LOADED, found, left, ast.unparse(call.func), name, value(node))
             if _PRECISIONS.isdisjoint(name for name, _ in given):
                 left[f"{ast.unparse(call.func)} load_in_4bit=True (its default)"] = "weights are never quantized here"
-        elif called(call) == "from_pretrained" and "PeftModel" in ast.unparse(call.func):
-            left[shown(call)] = "adapters begin anew here, and not with those of a folder"
+    more, told = _loaded(tree, value, bool(makers))
+    found, left = more | found, left | told
     if len(makers) > 1:
         lines = ", ".join(str(call.lineno) for _, call in makers)
         left[f"LoraConfig (lines {lines})"] = "it is not told which one the trainer gets: set adapter.*"
@@ -105,6 +105,86 @@ def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str,
             else:
                 left[f"{called(call)} bias=none"] = "biases are frozen here, too"
     return found, left
+
+
+_TRAINED = re.compile(r"Model|For[A-Z]")  # of a class whose from_pretrained loads a model, as AutoModelForCausalLM
+_GRADES = re.compile(r"Reward|Classification|Peft|Sentence|Fast")  # and of one that grades, or is read elsewhere
+_DTYPE = re.compile(r"(?:\$\(torch\.)?(bfloat16|float16|float32|auto)\)?")
+_QUANTIZED = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
+def _loaded(tree: Tree, value: Callable[[ast.expr], Any], new: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what a file loads its model with, by TRL's names, and what of that is not carried over, with why.
+
+    `new`: it also makes adapters of its own.
+    """
+    trained = [tree.when(call) for call in tree.calls if called(call).endswith(TRAINER)]
+
+    def late(call: ast.Call) -> bool:
+        """Tell whether a call comes after the trainer is made, as of a file that merges its adapters at the end."""
+        time = tree.when(call)
+        return time is not None and any(made is not None and made < time for made in trained)
+
+    found: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    early = [call for call in tree.calls if not late(call)]
+    merged = any(called(call) == "merge_and_unload" for call in early)
+    dtypes = dict[str, str]()  # as it is given -> its name, "" if that is not known
+    for call in tree.calls:
+        place, given = ast.unparse(call.func), list[tuple[str, ast.expr]]()
+        for keyword in call.keywords:
+            if keyword.arg == "model_init_kwargs":
+                place, given = keyword.arg, [*_pairs(tree, keyword.value)]
+        if called(call) == "from_pretrained" and "PeftModel" in place:
+            left[shown(call)] = _of_folder(call in early, merged, new)
+            if call in early and not merged and not new:
+                found["peft_config"] = f"$({place} in line {call.lineno})"
+        elif called(call) == "from_pretrained" and _TRAINED.search(place) and not _GRADES.search(place):
+            for keyword in call.keywords if call in early else ():
+                given += [(keyword.arg, keyword.value)] if keyword.arg else _pairs(tree, keyword.value)
+        for name, node in given:
+            text = f"{place} {name}={shown(node)}"
+            if name in _QUANTIZED and not _unquantized(node, value):
+                left[text] = "weights are never quantized here"
+            elif name in ("torch_dtype", "dtype") and not re.search(r"\bargs?\b|_args?\b", ast.unparse(node)):
+                match = _DTYPE.fullmatch(str(value(node)))
+                dtypes[text] = match[1] if match and tree.certain(call) else ""
+    if len(kinds := {*dtypes.values()}) == 1 and "" not in kinds:
+        found["torch_dtype"] = kinds.pop()
+    else:
+        left |= dict.fromkeys(dtypes, "the precision is model.dtype here, and which model has this one is not told")
+    return found, left
+
+
+def _of_folder(early: bool, merged: bool, new: bool) -> str:
+    """Return why the adapters of a folder are not carried over."""
+    if not early:
+        return "it is loaded after the trainer is made"
+    if merged:
+        return "its adapters are merged into the weights there: model.path has to be a folder of the merged model"
+    if new:
+        return "adapters begin anew here: adapter.path is a folder with those that they begin with"
+    return (
+        "it is trained with the adapters of a folder there, and as a whole here, unless adapter.type is lora and "
+        "adapter.path that folder, with its rank, alpha and targets"
+    )
+
+
+def _pairs(tree: Tree, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names and values of a mapping that stands in the file, also by a name that the file gives it."""
+    if isinstance(node, ast.Name):
+        for given in tree.nodes:
+            if isinstance(given, ast.Assign) and any(ast.unparse(name) == node.id for name in given.targets):
+                yield from _pairs(tree, given.value) if not isinstance(given.value, ast.Name) else ()
+    elif isinstance(node, ast.Dict):
+        yield from ((str(getattr(key, "value", "")), one) for key, one in zip(node.keys, node.values, strict=True))
+    elif isinstance(node, ast.Call) and called(node) == "dict":
+        yield from ((keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg)
+
+
+def _unquantized(node: ast.expr, value: Callable[[ast.expr], Any]) -> bool:
+    """Tell whether weights stay as they are, or an argument of TRL says whether they do."""
+    return value(node) in (None, False) or "get_quantization_config" in ast.unparse(node)
 
 
 def _sort(

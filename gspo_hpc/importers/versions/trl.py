@@ -162,7 +162,7 @@ def _has_precision(draft: Draft) -> bool:
     """Tell whether something else than the default of bf16 decides in which precision the run computes."""
     launched = draft.variables.get("mixed_precision", "no").lower() in ("bf16", "fp16")
     dtype = draft.values.get("dtype", draft.values.get("torch_dtype"))
-    return launched or draft.switch("fp16") or str(dtype).removeprefix("torch.") in ("bfloat16", "float16", "float32")
+    return launched or draft.switch("fp16") or str(dtype).removeprefix("torch.") in ("bfloat16", "float16")
 
 
 def _span(default: _Default) -> str:

@@ -104,7 +104,13 @@ def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
         (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(bias=3)')}", "LoraConfig bias=3", "no counterpart"),
         (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(**more)')}", "LoraConfig **more", "any argument"),
         (f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b')\n{TRAINED.format('')}",
-         "PeftModel.from_pretrained(base, 'a/b')", "adapters begin anew"),
+         "PeftModel.from_pretrained(base, 'a/b')", "as a whole here, unless adapter.type is lora"),
+        (f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b')\nm = m.merge_and_unload()\n{TRAINED.format('')}",
+         "PeftModel.from_pretrained(base, 'a/b')", "model.path has to be a folder of the merged model"),
+        (f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b')\n{TRAINED.format(', peft_config=LoraConfig(r=4)')}",
+         "PeftModel.from_pretrained(base, 'a/b')", "adapter.path is a folder with those that they begin with"),
+        (f"{HEAD}{TRAINED.format('')}PeftModel.from_pretrained(base, 'a/b').merge_and_unload()\n",
+         "PeftModel.from_pretrained(base, 'a/b')", "it is loaded after the trainer is made"),
         (UNSLOTH.format("", ", random_state=7", ""), "get_peft_model random_state=7", "no counterpart"),
         (UNSLOTH.format("", "", ""), "FastLanguageModel.from_pretrained load_in_4bit=True (its default)", "quantized"),
         (UNSLOTH.format(", load_in_4bit=True", "", ""), "load_in_4bit", "quantized"),
@@ -138,6 +144,14 @@ def test_adapters_that_only_a_condition_makes_are_not_certain() -> None:
     assert adapter(found)[0] is None and found.open == ("peft_config=$(LoraConfig in line 6)",)
     two = given(f"{HEAD}a = LoraConfig(r=4)\nb = LoraConfig(r=8)\n{TRAINED.format(', peft_config=a')}")
     assert "it is not told which one" in {item.name: item.why for item in two.left}["LoraConfig (lines 4, 5)"]
+
+
+def test_a_run_with_the_adapters_of_a_folder_is_open() -> None:
+    found = given(f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b')\n{TRAINED.format('')}")
+    assert adapter(found)[0] is None and found.open == ("peft_config=$(PeftModel.from_pretrained in line 4)",)
+    assert any(line.startswith("peft_config=$(PeftModel") for line in found.assumed)
+    merged = f"{HEAD}m = PeftModel.from_pretrained(base, 'a/b').merge_and_unload()\n{TRAINED.format('')}"
+    assert not given(merged).open
 
 
 def test_unsloths_own_defaults_count_where_it_is_imported() -> None:
