@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+# Arguments that scripts of people's own often have, and no misspelt others (TRL's datasets).
+_WORDS = ("dataset",)
 _SHORT = 8  # characters of a name in which one mistake is all that a typo has
 
 
@@ -14,6 +16,8 @@ def misspelt(name: str, known: Collection[str]) -> str | None:
     Two letters at most are wrong, missing or too many, or two neighbours are exchanged; digits are as they are. In a
     dotted name the mistakes are within one part.
     """
+    if name in _WORDS:
+        return None
     found: tuple[int, str] | None = None
     parts = name.split(".")
     for other in known:

@@ -22,6 +22,9 @@ _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a lis
 APART = frozenset({"model_name_or_path", "dataset_name", "reward_funcs"})  # given to the trainer, not in its config
 
 
+_OMITTED = "the example leaves its value out: give it, or what is the default counts"
+
+
 class ParseError(ValueError):
     """A text that Python cannot parse."""
 
@@ -91,15 +94,14 @@ def read(text: str) -> PythonRun:
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
     given, left = trainers.of_adapters(tree, known.value)
-    patched_by, told = trainers.of_unsloth(imports)
+    patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
-    left |= told | trainers.of_patches(escapes.patches) | escapes.left
+    left |= more | trainers.of_patches(escapes.patches) | escapes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():
         left |= trainers.of_class(tree, called(call))
-        more = trainers.of_trainer(tree, call, known.value, made[0] if made else None)
-        given = more | given
+        given = trainers.of_trainer(tree, call, known.value, made[0] if made else None) | given
     defaults = _preset(tree, seeds, known)
     literal = _parsed_in_file(seeds, known) if parses and not defaults else None
     if parses and literal is None:
@@ -112,7 +114,10 @@ def read(text: str) -> PythonRun:
         own_values = sure | changes.values | patched
         return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread)
     (config,) = made or seeds
-    values = _told(fields | (literal or _keywords(config, known)) | changes.values | patched)
+    whole = fields | (literal or _keywords(config, known)) | changes.values | patched
+    values = _told(whole)
+    told = {*values, *_told(given)}
+    left |= dict.fromkeys((f"{name}=..." for name in whole | given if name not in told), _OMITTED)
     if called(config) in tree.classes:
         left[f"class {called(config)}({_CONFIG})"] = "the defaults of its fields are read; what else it does is not"
     for name, value in _told(given).items():

@@ -25,6 +25,7 @@ _PYTHON = re.compile(
     r'\s*(?:r?"""[\s\S]*?"""\s*)?(?:from [\w.]+ import |import [\w.]+(?: as \w+)?(?:, [\w.]+)*\s*(?:\n|$))'
 )
 _TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
+_FENCE = re.compile(r"(?m)^(?:```|~~~)[\w{}. -]*$")
 # A default of a variable: ${NAME:-1}; another may stand in it.
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=](?=[^}])")
 # Variables and options of a launcher that decide how many GPUs there are.
@@ -51,6 +52,10 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
     """Return the one run in a text. `folder` and `name`: of its file. Raises ValueError with one line for a mistake."""
     if not text.strip():
         raise ValueError("it is empty")
+    if _is_page(text, name):
+        raise ValueError(
+            "this is a page or a notebook: convert one of the blocks of code in it, as a file or from standard input"
+        )
     plain = _without_comments(text)
     if name.endswith(".py") or _PYTHON.match(plain) and not name.endswith((".sh", ".yaml", ".yml")):
         return _from_python(text, folder, name)
@@ -63,6 +68,15 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
         _refuse_task(raw)
         return documents.from_yaml(raw, source, folder, name, text)
     return _from_script(text, source, folder, name)
+
+
+def _is_page(text: str, name: str) -> bool:
+    """Tell whether a text is a page in Markdown or a notebook, in which code stands between other text."""
+    if name.endswith((".md", ".mdx", ".markdown", ".rst", ".ipynb")):
+        return True
+    if text.lstrip().startswith("{") and '"cells"' in text and '"nbformat"' in text:
+        return True
+    return not name and not text.startswith("#!") and not _PYTHON.match(text) and len(_FENCE.findall(text)) > 1
 
 
 def _refuse_task(raw: Mapping[str, Any]) -> None:

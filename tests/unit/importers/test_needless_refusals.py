@@ -132,3 +132,38 @@ def test_a_misspelt_argument_of_a_yaml_is_told_with_its_name(
     with pytest.raises(ValueError) as error:
         convert(command, gpus=8, folder=tmp_path, name="run.sh")
     assert str(error.value).startswith(f"{name}: unknown argument ")
+
+
+PAGE = "# GRPO\n\nIt's made {}so:\n\n```python\nfrom trl import GRPOConfig\nGRPOConfig(beta=0.1)\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (PAGE, "page.md"),
+        (PAGE, ""),
+        (PAGE.format("(`--beta 0.1`) "), ""),
+        ("from trl import GRPOConfig\n", "page.mdx"),
+        ('{"cells": [{"source": ["from trl import GRPOConfig"]}], "metadata": {}, "nbformat": 4}', "run.ipynb"),
+        ('{"cells": [{"source": ["from trl import GRPOConfig"]}], "metadata": {}, "nbformat": 4}', ""),
+    ],
+)
+def test_a_whole_page_is_called_one(text: str, name: str) -> None:
+    with pytest.raises(ValueError, match="this is a page or a notebook: convert one of the blocks of code in it"):
+        convert(text, name=name)
+
+
+def test_fences_in_a_prompt_do_not_make_a_page() -> None:
+    prompt = 'prompt = """\n```\n1 + 1\n```\n"""\n'
+    assert convert(f"from trl import GRPOConfig\n{prompt}GRPOConfig(beta=0.1)\n", gpus=1).project == "TRL"
+    script = f"cat > p.txt <<'EOF'\n{prompt}EOF\ntrl grpo --num_generations 8 --max_steps 9\n"
+    assert convert(f"#!/bin/bash\n{script}", gpus=1).project == convert(script, gpus=1, name="run.sh").project == "TRL"
+
+
+def test_dataset_is_an_argument_of_a_script_of_ones_own() -> None:
+    run = "accelerate launch main.py --num_generations 4 --beta 0.1 --max_completion_length 9 --max_steps 9 --{} gsm8k"
+    found = convert(run.format("dataset"), gpus=1)
+    assert [item.given for item in found.strange] == ["dataset=gsm8k"]
+    assert any("dataset=gsm8k is no known argument of TRL" in line for line in found.assumed)
+    with pytest.raises(ValueError, match="unknown argument datset_name; nearest: dataset_name"):
+        convert(run.format("datset_name"), gpus=1)

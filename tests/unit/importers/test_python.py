@@ -55,11 +55,14 @@ def test_literals_names_and_sums_are_read() -> None:
     assert left["reward_funcs"].startswith("reward functions differ")
 
 
-def test_what_a_page_leaves_out_with_dots_is_not_given() -> None:
+def test_what_a_page_leaves_out_with_dots_is_not_given_and_told() -> None:
     text = "from trl import GRPOConfig, GRPOTrainer\nconfig = GRPOConfig(num_generations=4, max_steps=5, seed=...)\n"
     found = convert(f"{text}GRPOTrainer(model=..., args=config, reward_funcs=[..., score])\n", gpus=2)
     assert found.config.model.path == convert("trl grpo --max_steps 5").config.model.path
-    assert {item.name for item in (*found.carried, *found.left)} == {"num_generations", "max_steps", "reward_funcs"}
+    told = {item.name: item.why for item in (*found.carried, *found.left)}
+    dots = {name for name, why in told.items() if why.startswith("the example leaves its value out")}
+    assert dots == {"seed=...", "model_name_or_path=..."}
+    assert told.keys() - dots == {"num_generations", "max_steps", "reward_funcs"}
 
 
 @pytest.mark.parametrize(
