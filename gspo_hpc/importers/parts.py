@@ -16,6 +16,7 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
 SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
@@ -122,14 +123,22 @@ def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) 
     )
 
 
-def kept(draft: Draft, name: str) -> None:
-    """Put how many checkpoints are kept; null, zero and less are all of them in the other projects."""
+def kept(draft: Draft, name: str, saved: bool = False) -> None:
+    """Put how many checkpoints are kept; null, zero and less are all of them in the other projects.
+
+    `saved`: the original saves some, so that it is told where it keeps more than are kept here.
+    """
     if is_unset(draft.values.get(name)):
         draft.whole(name)  # reports it
     elif (count := draft.whole(name, None, least=-(10**9)) or 0) > 0:
         draft.put("checkpoint.keep", count, name)
     else:
         draft.drop(name, "all are kept there; here checkpoint.keep is how many")
+        if saved:
+            number = default_of("checkpoint.keep")
+            draft.differs.append(
+                f"checkpoints: all are kept in the original, and the last {number} here (checkpoint.keep)"
+            )
 
 
 def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequence[str] = ()) -> None:

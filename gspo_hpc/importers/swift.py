@@ -388,7 +388,7 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
 
 
 def _saving(draft: Draft) -> None:
-    parts.kept(draft, "save_total_limit")
+    parts.kept(draft, "save_total_limit", saved=True)
     parts.run_name(draft, ("wandb_exp_name", "output_dir"))
     parts.output(draft, "output_dir")
     parts.trackers(draft, "report_to", ("tensorboard",))

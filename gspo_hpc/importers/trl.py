@@ -366,7 +366,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
 
     `evaluated`: the default of eval_strategy, or never. Where it is steps, that is as often as the run is saved.
     """
-    by_steps = draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps") == "steps"
+    by_steps = (saved := draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps")) == "steps"
     every = draft.number("save_steps", 500.0) or 0.0
     if by_steps and every >= 1:
         draft.put("checkpoint.interval", int(every), "save_steps")
@@ -379,7 +379,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     else:
         strategy = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
         _evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
-    parts.kept(draft, "save_total_limit")
+    parts.kept(draft, "save_total_limit", saved=saved != "no")
     parts.run_name(draft, names)
     parts.output(draft, "output_dir")
     if draft.given("report_to"):

@@ -79,7 +79,7 @@ _ENDED = {name: last for last, names in _UP_TO.items() for name in names.split()
 # trl==0.14.0, trl[vllm]>=0.15,<0.16, and trl.git@v0.14.0 of an installation from the repository.
 _VERSION = r"v?(\d+)\.(\d+)(?:\.(\d+|\*))?"
 _BOUND = rf"(==|~=|<=|>=|<|>)\s*{_VERSION}"
-_PIN = re.compile(rf"(?<![\w./-])trl(?:\[[\w,-]*\])?\s*{_BOUND}(?:\s*,\s*{_BOUND})*")
+_PIN = re.compile(rf"(?<![\w./-])(?i:trl)(?:\[[\w,-]*\])?\s*{_BOUND}(?:\s*,\s*{_BOUND})*")
 _SOURCE = re.compile(rf"(?<![\w-])trl(?:\.git)?@{_VERSION}(?![\w.])")
 
 

@@ -185,6 +185,15 @@ def test_checkpoints_of_which_none_is_deleted() -> None:
     assert why(f"{run}0")["trainer.max_actor_ckpt_to_keep"] == "all are kept there; here checkpoint.keep is how many"
 
 
+@pytest.mark.parametrize("run", [TRL, SWIFT, MEGATRON_SWIFT])
+def test_it_is_told_where_the_original_keeps_more_checkpoints(run: str) -> None:
+    line = "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)"
+    assert line in convert(run).differs and line in convert(f"{run} --save_total_limit 0").differs
+    assert line not in convert(f"{run} --save_total_limit 3").differs
+    if run != MEGATRON_SWIFT:
+        assert line not in convert(f"{run} --save_strategy no").differs
+
+
 def test_what_is_always_so_here_is_said_of_what_is_off_there() -> None:
     name = "actor_rollout_ref.model.use_remove_padding"
     assert why(f"{VERL} {name}=False")[name] == "sequences are always packed here"

@@ -53,7 +53,7 @@ def test_trl_0_14_counted_prompts_in_the_batch_of_a_device() -> None:
     [
         ("pip install trl==0.14.0", 0.04, 0.9, "float32"),
         ("# requirements: trl>=0.16,<0.18", 0.04, 0.9, "float32"),
-        ("# trl ~= 0.18.1", 0.04, 1.0, "float32"),
+        ("# TRL ~= 0.18.1", 0.04, 1.0, "float32"),
         ("pip install git+https://github.com/huggingface/trl.git@v0.18-release", 0.04, 1.0, "float32"),
         ("pip install trl==0.19.0", 0.0, 1.0, "bfloat16"),
         ("pip install 'trl>=0.14'", 0.0, 1.0, "bfloat16"),
