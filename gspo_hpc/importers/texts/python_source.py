@@ -139,7 +139,8 @@ def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
     """Return arguments without those that a page leaves out with dots."""
-    return {name: value for name, value in values.items() if value is not ... and value not in ([...], [])}
+    return {name: value for name, value in values.items()
+            if value is not ... and value != [...] and (value != [] or name != "reward_funcs")}  # fmt: skip
 
 
 def _patched(patches: Mapping[str, int]) -> Iterator[tuple[str, str]]:

@@ -65,6 +65,12 @@ def test_what_a_page_leaves_out_with_dots_is_not_given_and_told() -> None:
     assert told.keys() - dots == {"num_generations", "max_steps", "reward_funcs"}
 
 
+def test_an_empty_list_is_given() -> None:
+    found = convert("from trl import GRPOConfig\nGRPOConfig(max_steps=5, report_to=[])\n", gpus=2)
+    assert found.config.tracking.wandb == "disabled"
+    assert {item.name for item in (*found.carried, *found.left)} == {"max_steps", "report_to"}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
