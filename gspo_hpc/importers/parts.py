@@ -6,6 +6,7 @@ Each function reads arguments from a draft and puts settings of ours; sizes coun
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -19,6 +20,7 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
+_ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe)|mixtral")
 SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
 
 
@@ -123,6 +125,19 @@ def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) 
     )
 
 
+def router(draft: Draft, name: str) -> None:
+    """Tell that routers compute in float32 here, where `name` is a model whose router has another type there.
+
+    Transformers, and the bridge that verl uses, compute those of Qwen's mixtures and of Mixtral in the model's type.
+    """
+    model = PurePath(draft.text(name) or "").name
+    if _ROUTED_IN_16_BIT.search(model) and "moe.router_dtype" not in draft.settings:
+        draft.assumed.append(
+            "the router of experts computes in float32 here, and in the model's dtype in the original; "
+            "moe.router_dtype: null does so, too"
+        )
+
+
 def kept(draft: Draft, name: str, saved: bool = False) -> None:
     """Put how many checkpoints are kept; null, zero and less are all of them in the other projects.
 
@@ -181,6 +196,26 @@ def nothing_held_out(draft: Draft) -> None:
     """Report that ms-swift evaluates nothing, whatever its arguments of the evaluation say."""
     for name in ("eval_strategy", "eval_steps"):
         draft.drop(name, "without val_dataset or split_dataset_ratio ms-swift evaluates nothing")
+
+
+def evaluation(draft: Draft, strategy: str, every: int | None) -> None:
+    """Put when Hugging Face's trainer evaluates; `every`: where eval_steps is not given, the steps in between."""
+    if strategy == "steps" and draft.given("eval_steps"):
+        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
+        draft.credit("eval.interval", "eval_strategy")
+    elif strategy == "steps" and every is not None:
+        draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
+    elif strategy != "no":
+        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
+    rows = {"data.eval", "data.train_ratio"} & {*draft.settings}
+    if not rows:
+        return
+    draft.put("eval.before", draft.switch("eval_on_start"), "eval_on_start", "eval_on_start is false by default there")
+    draft.put("eval.after", False, comment="evaluated there only at its own steps, unless the last is one of them")
+    if strategy != "no":
+        draft.differs.append(
+            "an evaluation samples there as in training; here it is greedy, unless eval.samples is 2 or more"
+        )
 
 
 def rewards(draft: Draft, name: str, weights: str) -> None:

@@ -16,9 +16,8 @@ from gspo_hpc.importers.objective import corrections, groups, loss_types
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.versions import swift as versions
 
-_EARLIER = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
-_EARLIER_3 = {"split_dataset_ratio": "0.01 (up to 3.5)"}
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
     "vllm_enforce_eager": ("enforce_eager", bool),
@@ -134,7 +133,7 @@ def objective(draft: Draft) -> None:
     loss_types.put(
         draft,
         draft.choice("importance_sampling_level", ("token", "sequence", "sequence_token"), "token"),
-        draft.text("loss_type") or "grpo",
+        draft.text("loss_type") or versions.loss(draft),
         draft.number("epsilon_high"),
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.04) or 0.0,
@@ -321,24 +320,17 @@ def generation(draft: Draft) -> None:
 
 
 def _sampling(draft: Draft) -> None:
-    """Put top_p and top_k, whose defaults were others in ms-swift 3: there tuner_type is called train_type."""
-    third = draft.name("tuner_type") == "train_type"
-    text = "default of ms-swift 3, which has train_type; 4 has {}"
+    """Put top_p and top_k, whose defaults were others in ms-swift 3."""
+    third = versions.third(draft)
+    text = f"default of ms-swift 3, which has {third}; 4 has {{}}"
     cut, most = (0.9, 50) if third else (1.0, -1)
     for name, value, present in (
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
     ):
-        assumed = third and not draft.given(name) and draft.values.get(name) is None
+        assumed = bool(third) and not draft.given(name) and draft.values.get(name) is None
         draft.put(f"rollout.{name}", value, None if assumed else name, text.format(present) if assumed else "")
-    if not third:
-        held = {} if draft.given("tuner_type") else _EARLIER_3  # 3 has no tuner_type
-        parts.earlier(draft, "ms-swift 4.5", {**_EARLIER, **held})
-    else:
-        draft.assumed.append(
-            "train_type is an argument of ms-swift 3: top_p and top_k have its defaults where they are not given, all "
-            "others those of 4; up to 3.5 it also held out 1 % of the rows (split_dataset_ratio)"
-        )
+    versions.tell(draft, third)
 
 
 def _sleep(draft: Draft) -> None:

@@ -29,6 +29,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     update = _batch(draft, nodes * each)
     _layout(draft)
     parts.model(draft, "model")
+    parts.router(draft, "model")
     kind = draft.sure("tuner_type", "lora")
     rate = 1e-4 if kind != "full" else 1e-5
     if kind != "full":

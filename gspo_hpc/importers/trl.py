@@ -378,7 +378,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
         parts.nothing_held_out(draft)
     else:
         strategy = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
-        _evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
+        parts.evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
     parts.kept(draft, "save_total_limit", saved=saved != "no")
     parts.run_name(draft, names)
     parts.output(draft, "output_dir")
@@ -387,14 +387,3 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     if project := draft.text("wandb_project") or draft.text("project"):
         name = "wandb_project" if draft.given("wandb_project") else "project"
         draft.put("tracking.wandb_project", project, name)
-
-
-def _evaluation(draft: Draft, strategy: str, every: int | None) -> None:
-    """Put when is evaluated; `every`: where eval_steps is not given, the steps between two evaluations."""
-    if strategy == "steps" and draft.given("eval_steps"):
-        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
-        draft.credit("eval.interval", "eval_strategy")
-    elif strategy == "steps" and every is not None:
-        draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
-    elif strategy != "no":
-        draft.drop("eval_strategy", "set eval.interval: optimizer steps")

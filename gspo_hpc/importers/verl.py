@@ -61,6 +61,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     updates, prompts = _batch(draft)
     _micro_batches(draft, sequence)
     parts.model(draft, "actor_rollout_ref.model.path")
+    parts.router(draft, "actor_rollout_ref.model.path")
     for lora in (_LORA, _MEGATRON_LORA):
         if not draft.whole(lora.rank, 0, least=0):
             draft.drop(lora.rank, report.OFF)
@@ -320,8 +321,12 @@ def _saving(draft: Draft, updates: int) -> None:
                 f"verl saves nothing ({name} -1{', its default' if not draft.given(name) else ''}), not even the last"
             )
             draft.put(key, tables.default_of(key), comment=text)
+        elif key == "eval.interval" and draft.given("data.val_files"):
+            text = f"{name} {count}: nothing is evaluated in the run of verl, nor at its end"
+            draft.put("eval.after", False, comment=text, of=(name,))
         else:
             draft.credit(key, name)
+    saved = (draft.whole("trainer.save_freq", -1, least=-1) or -1) > 0
     samples = draft.whole(f"{ROLLOUT}.val_kwargs.n", 1) or 1
     heat = draft.number(f"{ROLLOUT}.val_kwargs.temperature", 0.0)
     if samples > 1 and heat:
@@ -329,7 +334,9 @@ def _saving(draft: Draft, updates: int) -> None:
         draft.put("eval.temperature", heat, f"{ROLLOUT}.val_kwargs.temperature")
     elif samples > 1:
         draft.drop(f"{ROLLOUT}.val_kwargs.n", "all are greedy at temperature 0, which is verl's default: one is enough")
-    for name in ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep"):
-        parts.kept(draft, name)
+    limits = ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep")
+    limit = next((name for name in limits if draft.given(name)), limits[0])  # of several, the one that is given
+    for name in limits:
+        parts.kept(draft, name, saved=saved and name == limit)
     parts.run_name(draft, ("trainer.experiment_name",))
     parts.trackers(draft, "trainer.logger", ("wandb",))

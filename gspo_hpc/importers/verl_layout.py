@@ -199,12 +199,27 @@ def _transformer(draft: Draft) -> None:
     if draft.given(name):
         kinds = {"fp32": "float32", "fp64": "float64", "float32": "float32"}
         draft.put("moe.router_dtype", kinds[draft.choice(name, tuple(kinds), "fp32")], of=(name,))
-    for size in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
-        name = f"{_TRANSFORMER}.{size}"
-        if draft.given(name):
-            draft.put(size.replace("_", ".", 1), draft.number(name, 0.0), of=(name,))
+    _balance(draft)
+    if draft.given(name := f"{_TRANSFORMER}.moe_z_loss_coeff"):
+        draft.put("moe.z_loss_coeff", draft.number(name, 0.0), of=(name,))
     _dispatcher(draft)
     _replay(draft, _MEGATRON)
+
+
+def _balance(draft: Draft) -> None:
+    """Put the weight of the loss that balances experts where verl computes it; its bridges switch it off."""
+    weight, kind = f"{_TRANSFORMER}.moe_aux_loss_coeff", f"{_TRANSFORMER}.moe_router_load_balancing_type"
+    found = draft.text(kind)
+    if found == "aux_loss":
+        draft.put("moe.aux_loss_coeff", draft.number(weight, 0.0), of=(weight, kind))
+    elif found is None or found == "none":
+        draft.drop(kind, "experts are not balanced by a loss there, and moe.aux_loss_coeff is 0 here")
+        why = "" if found else ", which verl sets unless it is given (not for GLM-4 MoE)"
+        draft.drop(weight, f"it has no effect with moe_router_load_balancing_type=none{why}")
+    else:
+        why = "its value is known only when the script runs" if is_unset(found) else "the loss here is that of aux_loss"
+        draft.drop(kind, why)
+        draft.drop(weight, f"it belongs to moe_router_load_balancing_type={found}; moe.aux_loss_coeff is 0 here")
 
 
 def _replay(draft: Draft, engine: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
+from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 
@@ -16,6 +17,7 @@ def put(draft: Draft) -> None:
     """Put the bonus, and say what TRL adds besides."""
     _entropy(draft)
     _balancing(draft)
+    parts.router(draft, "model_name_or_path")
 
 
 def _entropy(draft: Draft) -> None:

@@ -61,7 +61,7 @@ def from_command(
             return None
         if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
             return _make("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
-        if pair == ("swift", "rlhf") or re.search(r"(^|[/.])cli[./]rlhf(\.py)?$", word):
+        if pair == ("swift", "rlhf") or re.search(r"(^|[/.])cli[./]rl(hf|ft)(\.py)?$", word):
             return _make("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
         if match := re.search(r"(^|/)swift/cli/(_megatron/)?(sft|pt)\.py$", word):
             program = "megatron" if match[2] else "swift"

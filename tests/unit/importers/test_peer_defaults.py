@@ -131,3 +131,64 @@ def test_trl_balances_experts_where_nothing_is_said(model: str, told: bool) -> N
     assert any(line.startswith("router_aux_loss_coef is 0.001 where it is not given") for line in found.assumed) is told
     reasons = {item.name: item.why for item in found.left}
     assert ("over all layers together" in reasons.get("router_aux_loss_coef", "")) is model.endswith("0.01")
+
+
+TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
+BALANCED = f"{VERL} actor_rollout_ref.actor.strategy=megatron +{TRANSFORMER}.moe_aux_loss_coeff=0.01"
+KIND = f"+{TRANSFORMER}.moe_router_load_balancing_type"
+
+
+@pytest.mark.parametrize(
+    ("words", "weight", "why"),
+    [
+        ("", 0.0, "which verl sets unless it is given"),
+        (f"{KIND}=none", 0.0, "no effect with moe_router_load_balancing_type=none"),
+        (f"{KIND}=aux_loss", 0.01, ""),
+        (f"{KIND}=seq_aux_loss", 0.0, "belongs to moe_router_load_balancing_type=seq_aux_loss"),
+        (f"{KIND}=$KIND", 0.0, "belongs to"),
+    ],
+)
+def test_verl_switches_the_balance_of_experts_off_unless_it_is_told_otherwise(
+    words: str, weight: float, why: str
+) -> None:
+    found = convert(f"{BALANCED} {words}")
+    assert found.config.moe.aux_loss_coeff == weight
+    reasons = {item.name: item.why for item in found.left}
+    assert why in reasons.get(f"{TRANSFORMER}.moe_aux_loss_coeff", "")
+    assert bool(why) == (f"{TRANSFORMER}.moe_aux_loss_coeff" in reasons)
+
+
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [("", False), ("trainer.test_freq=-1", False), ("trainer.test_freq=0", False), ("trainer.test_freq=5", True)],
+)
+def test_verl_evaluates_at_the_end_only_if_it_does_so_on_the_way(words: str, after: bool) -> None:
+    assert convert(f"{VERL} data.val_files=test.parquet {words}").config.eval.after is after
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (f"{VERL} actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B", True),
+        (f"{VERL} actor_rollout_ref.model.path=Qwen/Qwen3-8B", False),
+        (
+            f"{VERL} actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B "
+            f"+{TRANSFORMER}.moe_router_dtype=fp32",
+            False,
+        ),
+        (f"{SWIFT} --model Qwen/Qwen3-30B-A3B", True),
+        (f"{MEGATRON} --model Qwen/Qwen3-30B-A3B", False),  # float32 there, too
+        (f"{TRL} --model_name_or_path mistralai/Mixtral-8x7B-v0.1", True),
+        (f"{TRL} --model_name_or_path deepseek-ai/DeepSeek-V3", False),
+    ],
+)
+def test_the_type_that_routers_compute_in_is_told_where_it_is_another(run: str, told: bool) -> None:
+    assert any(line.startswith("the router of experts computes in") for line in convert(run).assumed) is told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("trainer.save_freq=10", True), ("", False), ("trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=3", False)],
+)
+def test_it_is_told_that_verl_keeps_all_checkpoints(words: str, told: bool) -> None:
+    assert sum(line.startswith("checkpoints: all are kept") for line in convert(f"{VERL} {words}").differs) == told

@@ -39,8 +39,11 @@ def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
 
     assert told(SWIFT) == [
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2); "
-        "split_dataset_ratio 0.01 (up to 3.5)"
+        "split_dataset_ratio 0.01 (up to 3.5); loss_type bnpo, a mean over the tokens of a micro-batch (up to 3.3); "
+        "adam_beta2 0.999 (up to 3.2.1)"
     ]
+    assert "loss_type" not in told(f"{SWIFT} --use_vllm true --vllm_mode colocate")[0]
+    assert "loss_type" not in told(MEGATRON_SWIFT)[0]
     assert not told(f"{SWIFT} --train_type full")
     assert not told(f"{SWIFT} --tuner_type full --top_p 1 --top_k 50")
     assert told(VERL) == [
@@ -218,3 +221,47 @@ def test_a_yaml_of_trl_with_a_mixture_of_data_is_no_run_of_open_instruct() -> No
     assert convert(text).project == "TRL"
     with pytest.raises(ValueError, match="this is a run of open-instruct"):
         convert("dataset_mixer: {a/b: 1.0}\nlearning_rate: 1e-6\nmax_seq_length: 64\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sign", "aggregation"),
+    [
+        ("--tools_prompt react_zh", "tools_prompt", "token"),  # up to 3.2
+        ("--tools_prompt react_zh --train_type full", "tools_prompt", "token"),
+        ("--num_infer_workers 2", "num_infer_workers", "sequence"),  # up to 3.5: it may have been a mean over tokens
+        ("--tensor_parallel_size 2", "tensor_parallel_size", "sequence"),
+        ("--tools_prompt react_zh --loss_type grpo", "tools_prompt", "sequence"),
+    ],
+)
+def test_arguments_that_are_gone_show_version_3_of_ms_swift_and_its_loss(
+    words: str, sign: str, aggregation: str
+) -> None:
+    found = convert(f"{SWIFT} {words}")
+    assert found.config.algorithm.aggregation == aggregation
+    assert (found.config.rollout.top_p, found.config.rollout.top_k) == (0.9, 50)
+    told = next(line for line in found.assumed if line.startswith(f"{sign} is an argument of ms-swift 3"))
+    assert "adam_beta2 0.999 (up to 3.2.1)" in told
+    assert ("loss_type bnpo, a mean over the tokens of a micro-batch (up to 3.3)" in told) is (
+        aggregation == "sequence" and "loss_type" not in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "evaluated"),
+    [
+        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5", (5, False, False)),
+        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5 --eval_on_start true", (5, True, False)),
+        (SWIFT, (None, True, True)),  # nothing is held out: ours say nothing
+    ],
+)
+def test_the_trainer_of_hugging_face_evaluates_at_its_own_steps_alone(
+    run: str, evaluated: tuple[int | None, bool, bool]
+) -> None:
+    found = convert(run)
+    assert (found.config.eval.interval, found.config.eval.before, found.config.eval.after) == evaluated
+    assert any("an evaluation samples there" in line for line in found.differs) is (evaluated[0] is not None)
+
+
+def test_rlft_is_a_command_of_ms_swift() -> None:
+    found = convert("torchrun --nproc_per_node 4 swift/cli/rlft.py --rlhf_type grpo --model m --num_generations 4")
+    assert found.project == "ms-swift"
