@@ -70,9 +70,9 @@ def convert(
 ) -> Converted:
     """Return the config that `text` amounts to: a script, a command line, YAML or a Python file.
 
-    `source` names the project if the text does not show it; `gpus` (GPUs that train) and `rows` (prompts of the data)
-    are used if the text does not say. `folder` and `name` are those of the text's file: files that it names are looked
-    for beside it and above. Raises ValueError with one line for each mistake.
+    `source` names the project if the text does not show it; `gpus` (GPUs that train) takes precedence over what the
+    text says, and `rows` (prompts of the data) is used if it does not say. `folder` and `name` are those of the text's
+    file: files that it names are looked for beside it and above. Raises ValueError with one line for each mistake.
     """
     found = recognise(text, source, folder.resolve(), name)  # the same result, however the file is named
     project, kind, sign, converter = PROJECTS[found.source]

@@ -33,6 +33,8 @@ def split_nodes(gpus: int) -> tuple[int, int]:
 def machines(draft: Draft, nodes: int | None, each: int | None, gpus: int | None, unknown: str) -> tuple[int, int]:
     """Put the cluster; return (nodes, training GPUs of each). `gpus` (--gpus) goes before what the file says."""
     if gpus is not None:
+        if each is not None and (nodes or 1) * each != gpus:
+            draft.assumed.append(f"--gpus {gpus} takes precedence over what the file gives: {nodes or 1} x {each} GPUs")
         nodes, each = split_nodes(gpus)
         if nodes > 1:
             draft.assumed.append(f"--gpus {gpus}: taken for {nodes} nodes of {each}")

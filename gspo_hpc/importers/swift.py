@@ -101,9 +101,11 @@ def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = No
         else:
             each = trains // nodes
     nodes, each = placed or (nodes, each)
-    draft.credit("cluster.nodes", "nnodes")
-    for key in ("cluster.nodes", "cluster.gpus_per_node"):
-        draft.credit(key, "train.gpus")
+    if gpus is not None:
+        draft.drop("train.gpus", "--gpus takes precedence over it")
+        draft.drop("nnodes", "--gpus takes precedence over it")
+    draft.credit("cluster.nodes", "nnodes", "train.gpus")
+    draft.credit("cluster.gpus_per_node", "train.gpus")
     each = each or parts.visible(draft, env)
     return parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
 

@@ -187,4 +187,6 @@ def test_verls_defaults_are_written_out_where_nothing_is_given() -> None:
     assert "$FREQ is not set in the script" in {item.name: item.why for item in unknown.left}["trainer.save_freq"]
     with pytest.raises(ValueError, match="trainer_mode=separate_async: it generates and trains at the same time"):
         convert(f"{VERL} trainer.v1.trainer_mode=separate_async")
+    with pytest.raises(ValueError, match="trainer_mode=colocate_async: completions that an update interrupts go on"):
+        convert(f"{VERL} trainer.v1.trainer_mode=colocate_async")
     assert convert(f"{VERL} trainer.v1.trainer_mode=sync").config.batch.num_generations == 8

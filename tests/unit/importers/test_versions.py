@@ -265,3 +265,14 @@ def test_the_trainer_of_hugging_face_evaluates_at_its_own_steps_alone(
 def test_rlft_is_a_command_of_ms_swift() -> None:
     found = convert("torchrun --nproc_per_node 4 swift/cli/rlft.py --rlhf_type grpo --model m --num_generations 4")
     assert found.project == "ms-swift"
+
+
+def test_the_option_gpus_takes_precedence_and_says_so_with_both_numbers() -> None:
+    found = convert(SWIFT, gpus=8)
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (1, 8)
+    assert "--gpus 8 takes precedence over what the file gives: 1 x 4 GPUs" in found.assumed
+    assert not any("takes precedence" in line for line in convert(SWIFT, gpus=4).assumed)
+    on_ray = "rlhf_type: grpo\nnum_generations: 4\nuse_ray: true\ntrain:\n  gpus: 4\nrollout:\n  gpus: 2\n"
+    for gpus, carried in ((None, True), (8, False)):
+        found = convert(on_ray, source="megatron-swift", gpus=gpus)
+        assert ("train.gpus" in {item.name for item in found.left}) is not carried

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the project, where swift is either of the next two (default: recognized from FILE)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="config to write (default: standard output)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that train, if the file does not give them")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that train, whatever the file gives")
     parser.add_argument("--rows", type=int, metavar="N", help="prompts in the data, to turn epochs into steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object: the config and every argument")
 
