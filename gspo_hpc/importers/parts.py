@@ -197,7 +197,7 @@ def turns(draft: Draft, name: str) -> None:
 def nothing_held_out(draft: Draft) -> None:
     """Report that ms-swift evaluates nothing, whatever its arguments of the evaluation say."""
     for name in ("eval_strategy", "eval_steps"):
-        draft.drop(name, "without val_dataset or split_dataset_ratio ms-swift evaluates nothing")
+        draft.drop(name, "since 3.6 ms-swift evaluates nothing without val_dataset or split_dataset_ratio")
 
 
 def evaluation(draft: Draft, strategy: str, every: int | None) -> None:

@@ -114,7 +114,7 @@ def test_the_share_that_ms_swift_holds_out_is_the_rest_of_train_ratio(run: str) 
     none = convert(f"{run} --split_dataset_ratio 0 --eval_steps 20")
     assert none.config.data.train_ratio == 1.0 and none.config.eval.interval is None
     assert "split_dataset_ratio" in {item.name for item in none.carried}
-    reason = "without val_dataset or split_dataset_ratio ms-swift evaluates nothing"
+    reason = "since 3.6 ms-swift evaluates nothing without val_dataset or split_dataset_ratio"
     assert why(f"{run} --eval_steps 20")["eval_steps"] == reason
     beside = f"{run} --split_dataset_ratio 0.1 --val_dataset v.jsonl --eval_steps 20"
     assert (
