@@ -302,7 +302,7 @@ def preflight_trial(config: Config) -> str | None:
         (["mine", "--from", "rows.csv"], "pandas.read_csv('rows.csv').to_parquet('rows.parquet')"),
         (["mine", "--from", "empty.jsonl"], "empty.jsonl: it is empty: it needs at least one row with a prompt"),
         (["mine", "--from", "empty.sh"], "empty.sh: it is empty"),
-        (["mine", "--from", "README.md"], "README.md: no run of ms-swift, verl or TRL is recognised"),
+        (["mine", "--from", "README.md"], "README.md: this is a page or a notebook"),
         (["README.md"], "README.md: README.md is a file; name a folder for the project, or the file with --from"),
         (["README.md/mine"], "README.md/mine: README.md is a file"),
     ],
