@@ -101,6 +101,11 @@ def _aggregation(draft: Draft, mode: str) -> None:
     text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
     kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
     draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
+    if kind != plain:
+        draft.differs.append(
+            f"{draft.label(name)} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch, unless "
+            "use_legacy_worker_impl is disable; here, as in 0.8 and later, over those of the whole update"
+        )
     if mode == "vanilla":
         draft.put("algorithm.dual_clip", draft.number(f"{ACTOR}.clip_ratio_c", 3.0), f"{ACTOR}.clip_ratio_c")
     else:

@@ -276,3 +276,12 @@ def test_the_option_gpus_takes_precedence_and_says_so_with_both_numbers() -> Non
     for gpus, carried in ((None, True), (8, False)):
         found = convert(on_ray, source="megatron-swift", gpus=gpus)
         assert ("train.gpus" in {item.name for item in found.left}) is not carried
+
+
+def test_the_mean_over_tokens_of_verl_is_told_to_have_been_one_of_micro_batches() -> None:
+    for words, told in (("", True), (f"{ACTOR}.loss_agg_mode=seq-mean-token-mean", False)):
+        differs = convert(f"{VERL} {words}").differs
+        assert (
+            any("token-mean: up to verl 0.7 a mean over the tokens of each micro-batch" in x for x in differs) is told
+        )
+    assert not any("token-mean" in x for x in convert(f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo").differs)
