@@ -127,12 +127,15 @@ def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) 
     )
 
 
-def router(draft: Draft, name: str) -> None:
+def router(draft: Draft, name: str, bridged: bool = False) -> None:
     """Tell that routers compute in float32 here, where `name` is a model whose router has another type there.
 
     Transformers, and the bridge that verl uses, compute those of Qwen's mixtures and of Mixtral in the model's type.
+    `bridged`: such a bridge to Megatron makes the layers, which has float32 for Qwen3-Next.
     """
     model = PurePath(draft.text(name) or "").name
+    if bridged and "qwen3-next" in model.lower():
+        return
     if _ROUTED_IN_16_BIT.search(model) and "moe.router_dtype" not in draft.settings:
         draft.assumed.append(
             "the router of experts computes in float32 here, and in the model's dtype in the original; "

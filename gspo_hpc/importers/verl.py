@@ -57,11 +57,11 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.drop("trainer.n_gpus_per_node", "--gpus takes precedence over it")
     parts.machines(draft, nodes, each, gpus, "trainer.n_gpus_per_node")
     objective.put(draft)
-    sequence = put_layout(draft, megatron)
+    sequence = put_layout(draft, trainer)
     updates, prompts = _batch(draft)
     _micro_batches(draft, sequence)
     parts.model(draft, "actor_rollout_ref.model.path")
-    parts.router(draft, "actor_rollout_ref.model.path")
+    parts.router(draft, "actor_rollout_ref.model.path", bridged=megatron)
     for lora in (_LORA, _MEGATRON_LORA):
         if not draft.whole(lora.rank, 0, least=0):
             draft.drop(lora.rank, report.OFF)
@@ -281,6 +281,9 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> N
                     draft.put(key, float(text), f"{OPTIM}.betas")
                 except ValueError:
                     draft.wrong(f"{OPTIM}.betas", "must be two numbers")
+    eps = f"{OPTIM}.override_optimizer_config.{'adam_eps' if megatron else 'eps'}"
+    if draft.given(eps) and trainer != "veomni":  # VeOmni's optimizer takes nothing of this mapping
+        draft.put("optimizer.adam_eps", draft.number(eps, 1e-8), eps)
     style = f"{OPTIM}.lr_decay_style" if megatron else f"{OPTIM}.lr_scheduler_type"
     if not megatron and draft.given(older := f"{OPTIM}.warmup_style"):
         draft.drop(style, "warmup_style takes precedence over it")
@@ -322,7 +325,7 @@ def _saving(draft: Draft, updates: int) -> None:
             )
             draft.put(key, tables.default_of(key), comment=text)
         elif key == "eval.interval" and draft.given("data.val_files"):
-            text = f"{name} {count}: nothing is evaluated in the run of verl, nor at its end"
+            text = f"{name} {count}: verl evaluates neither during training nor after it (up to 0.2, after it)"
             draft.put("eval.after", False, comment=text, of=(name,))
         else:
             draft.credit(key, name)

@@ -10,7 +10,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 OPTIM = f"{ACTOR}.optim"
-_MEGATRON, _VEOMNI = f"{ACTOR}.megatron", f"{ACTOR}.veomni"
+_MEGATRON, _VEOMNI, _FSDP = f"{ACTOR}.megatron", f"{ACTOR}.veomni", f"{ACTOR}.fsdp_config"
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _OFFLOADED = {"weights": "param", "gradients": "grad", "optimizer": "optimizer"}  # our name of a part -> verl's
@@ -65,15 +65,16 @@ def engine(draft: Draft) -> str:
     return found or usual
 
 
-def put_layout(draft: Draft, megatron: bool) -> int:
+def put_layout(draft: Draft, trainer: str) -> int:
     """Put the layout; return how many GPUs share a sequence, by which a token budget per GPU is multiplied."""
-    shared = _megatron(draft) if megatron else _fsdp(draft)
+    megatron = trainer == "megatron"
+    shared = _megatron(draft) if megatron else _fsdp(draft, trainer)
     _dtype(draft)
     _reference(draft, megatron)
     return shared
 
 
-def _fsdp(draft: Draft) -> int:
+def _fsdp(draft: Draft, trainer: str) -> int:
     names = (
         f"{ACTOR}.ulysses_sequence_parallel_size",
         f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
@@ -101,7 +102,10 @@ def _fsdp(draft: Draft) -> int:
     draft.credit("memory.recompute_granularity", _CHECKPOINTING)
     if draft.switch(_CHECKPOINTING, True):
         draft.put("memory.recompute_granularity", "full", _CHECKPOINTING)
-    moved = {part: f"{ACTOR}.fsdp_config.{name}_offload" for part, name in _OFFLOADED.items()}
+    settings, others = (_VEOMNI, _FSDP) if trainer == "veomni" else (_FSDP, _VEOMNI)
+    for name in _OFFLOADED.values():
+        draft.drop(f"{others}.{name}_offload", "verl does not read it with this engine")
+    moved = {part: f"{settings}.{name}_offload" for part, name in _OFFLOADED.items()}
     if any(draft.switch(name) for name in moved.values()):
         moved["gradients"] = moved["weights"]  # FSDP's go with the weights
         parts.offload(draft, moved)
@@ -214,7 +218,7 @@ def _balance(draft: Draft) -> None:
         draft.put("moe.aux_loss_coeff", draft.number(weight, 0.0), of=(weight, kind))
     elif found is None or found == "none":
         draft.drop(kind, "experts are not balanced by a loss there, and moe.aux_loss_coeff is 0 here")
-        why = "" if found else ", which verl sets unless it is given (not for GLM-4 MoE)"
+        why = "" if found else ", which verl sets unless it is given (for GLM-4 MoE mbridge does not)"
         draft.drop(weight, f"it has no effect with moe_router_load_balancing_type=none{why}")
     else:
         why = "its value is known only when the script runs" if is_unset(found) else "the loss here is that of aux_loss"

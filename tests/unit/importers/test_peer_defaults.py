@@ -141,7 +141,7 @@ KIND = f"+{TRANSFORMER}.moe_router_load_balancing_type"
 @pytest.mark.parametrize(
     ("words", "weight", "why"),
     [
-        ("", 0.0, "which verl sets unless it is given"),
+        ("", 0.0, "which verl sets unless it is given (for GLM-4 MoE mbridge does not)"),
         (f"{KIND}=none", 0.0, "no effect with moe_router_load_balancing_type=none"),
         (f"{KIND}=aux_loss", 0.01, ""),
         (f"{KIND}=seq_aux_loss", 0.0, "belongs to moe_router_load_balancing_type=seq_aux_loss"),
@@ -163,7 +163,9 @@ def test_verl_switches_the_balance_of_experts_off_unless_it_is_told_otherwise(
     [("", False), ("trainer.test_freq=-1", False), ("trainer.test_freq=0", False), ("trainer.test_freq=5", True)],
 )
 def test_verl_evaluates_at_the_end_only_if_it_does_so_on_the_way(words: str, after: bool) -> None:
-    assert convert(f"{VERL} data.val_files=test.parquet {words}").config.eval.after is after
+    found = convert(f"{VERL} data.val_files=test.parquet {words}")
+    assert (found.config.eval.before, found.config.eval.after) == (True, after)
+    assert ("verl evaluates neither during training nor after it (up to 0.2, after it)" in found.text) is not after
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,12 @@ def test_verl_evaluates_at_the_end_only_if_it_does_so_on_the_way(words: str, aft
         (
             f"{VERL} actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B "
             f"+{TRANSFORMER}.moe_router_dtype=fp32",
+            False,
+        ),
+        (f"{VERL} actor_rollout_ref.model.path=Qwen/Qwen3-Next-80B-A3B-Instruct", True),
+        (  # its bridge to Megatron has float32, too
+            f"{VERL} actor_rollout_ref.actor.strategy=megatron "
+            "actor_rollout_ref.model.path=Qwen/Qwen3-Next-80B-A3B-Instruct",
             False,
         ),
         (f"{SWIFT} --model Qwen/Qwen3-30B-A3B", True),

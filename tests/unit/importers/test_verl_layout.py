@@ -262,3 +262,30 @@ def test_what_fsdp_moves_to_host_memory_is_moved_here(param: bool, optimizer: bo
         f"{ACTOR}.fsdp_config.optimizer_offload={optimizer}"
     )
     assert found.config.memory.offload_trainer and set(found.config.memory.offload_parts) == set(moved)
+
+
+@pytest.mark.parametrize(
+    ("words", "moved"),
+    [
+        ("param_offload=True", ("weights", "gradients")),
+        ("optimizer_offload=True", ("optimizer",)),
+        ("param_offload=True optimizer_offload=True", ("weights", "gradients", "optimizer")),
+    ],
+)
+def test_what_veomni_moves_to_host_memory_is_moved_here_as_fsdps_is(words: str, moved: tuple[str, ...]) -> None:
+    given = " ".join(f"{ACTOR}.veomni.{word}" for word in words.split())
+    found = convert(f"{RUN} model_engine=veomni {given}")
+    assert found.config.memory.offload_trainer is True and found.config.memory.offload_parts == moved
+    assert not any(".veomni." in item.name for item in found.left)
+    other = convert(f"{RUN} model_engine=dp {given}")
+    assert other.config.memory.offload_trainer is None
+    assert {item.why for item in other.left if ".veomni." in item.name} == {"verl does not read it with this engine"}
+
+
+@pytest.mark.parametrize(("engine", "name"), [("dp", "eps"), ("megatron", "adam_eps")])
+def test_what_overrides_the_optimizer_says_so_of_the_optimizer(engine: str, name: str) -> None:
+    override = f"{ACTOR}.optim.override_optimizer_config"
+    found = convert(f"{RUN} model_engine={engine} +{override}.{name}=1e-6 +{override}.use_nesterov=True")
+    assert found.config.optimizer.adam_eps == 1e-6
+    why = {item.name: item.why for item in found.left}[f"{override}.use_nesterov"]
+    assert why == "it is not passed on; optimizer.* and memory.* configure the optimizer here"
