@@ -123,9 +123,12 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
         if apart % tp:
             draft.wrong("rollout.gpus", f"must be divisible by vllm_tensor_parallel_size ({tp})")
         parts.beside(draft, nodes, each, max(1, apart // tp), tp, "the group rollout")
-    elif draft.choice("vllm_mode", ("colocate", "server"), "colocate") == "server":
+    elif versions.mode(draft) == "server":
         hosted = server(commands, "swift", "rollout", r"swift[./]cli[./]rollout")
         parts.server(draft, nodes, each, hosted, "swift rollout")
+    elif count := versions.engines_apart(draft, each):
+        draft.credit("rollout.engines_per_node", "num_infer_workers")
+        parts.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")
     else:
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
 
@@ -204,7 +207,7 @@ def offload(draft: Draft) -> None:
 
 def held_out(draft: Draft) -> bool:
     """Put the share of the data that is trained on; return whether the run evaluates on any rows."""
-    share = draft.number("split_dataset_ratio", 0.0) or 0.0
+    share = draft.number("split_dataset_ratio", versions.share_held_out(draft)) or 0.0
     if draft.text("eval_strategy") == "no":
         draft.drop("split_dataset_ratio", "ms-swift does not read it with eval_strategy no")
         return True
@@ -233,7 +236,7 @@ def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
     sizes = [rows] if rows is not None else [int(text) for text in numbers] if counted else []
     if not sizes:
         return None, ""
-    share = draft.number("split_dataset_ratio", 0.0) or 0.0
+    share = draft.number("split_dataset_ratio", versions.share_held_out(draft)) or 0.0
     if not 0 < share < 1 or draft.text("eval_strategy") == "no" or draft.texts("val_dataset"):
         return sum(sizes), f"{sum(sizes)} prompts"
     trained = max(1, sum(size - max(int(size * share), 1) for size in sizes))

@@ -9,13 +9,16 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 
 # Argument of version 3 alone -> the last version that has it: grpo_trainer.py and arguments.py of each tag.
-_THIRD = {"train_type": "3.12", "num_infer_workers": "3.5", "tensor_parallel_size": "3.5", "tools_prompt": "3.2"}
+_THIRD = {"train_type": "3.12", "num_infer_workers": "3.5", "tensor_parallel_size": "3.9", "tools_prompt": "3.3"}
 _FOURTH = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
 _HELD = {"split_dataset_ratio": "0.01 (up to 3.5)"}
 _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
     "loss_type": "bnpo, a mean over the tokens of a micro-batch (up to 3.3)",
     "adam_beta2": "0.999 (up to 3.2.1)",
 }
+_WORKERS = "num_infer_workers"
+_EARLY = (_WORKERS, "tools_prompt")  # signs of a version before 3.6
+_SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
 def third(draft: Draft) -> str:
@@ -30,21 +33,54 @@ def loss(draft: Draft) -> str:
     return "bnpo" if third(draft) == "tools_prompt" else "grpo"
 
 
+def share_held_out(draft: Draft) -> float:
+    """Return the split_dataset_ratio of a run that gives none: 0.01 where the version is below 3.6 for sure."""
+    return 0.01 if third(draft) in _EARLY else 0.0
+
+
+def mode(draft: Draft) -> str:
+    """Return where vLLM runs, colocate or server: up to 3.11 the address of a server makes it the latter."""
+    if draft.given("vllm_mode") or not any(draft.given(name) for name in _SERVERS):
+        return draft.choice("vllm_mode", ("colocate", "server"), "colocate")
+    draft.assumed.append(
+        "vllm_mode is not given: server is taken, as ms-swift does up to 3.11 beside a server's address"
+    )
+    return "server"
+
+
+def engines_apart(draft: Draft, each: int) -> int:
+    """Return how many engines a node has on GPUs of their own beside `each` that train, 0 if they share those.
+
+    So it is up to 3.4 where vLLM generates, unless there are as many engines as GPUs; none has tensor parallelism.
+    """
+    if third(draft) not in _EARLY or draft.given("vllm_mode"):
+        return 0
+    if not (draft.switch("use_vllm") or draft.switch("use_lmdeploy")):
+        return 0
+    count = draft.whole(_WORKERS, 1) or 1
+    return 0 if count == each else count
+
+
 def tell(draft: Draft, sign: str) -> None:
     """Tell which defaults were taken, and which ones another version had; `sign`: see :func:`third`."""
     earlier = dict(_HELD)
     if draft.source.project == "ms-swift" and not draft.given("vllm_mode"):  # Megatron-SWIFT has GRPO since 3.8
         earlier |= _EARLIEST
+        if draft.switch("use_vllm") and sign not in _EARLY and not any(draft.given(name) for name in _SERVERS):
+            earlier[_WORKERS] = "1, an engine on a GPU beside those that train (up to 3.4)"
     if not sign:
         held = {} if draft.given("tuner_type") else earlier  # 3 has no tuner_type
         parts.earlier(draft, "ms-swift 4.5", {**_FOURTH, **held})
         return
-    taken = "top_p and top_k"
+    taken = ["top_p", "top_k"]
+    if share_held_out(draft):
+        taken.append("split_dataset_ratio (0.01)")
+        earlier.pop("split_dataset_ratio")
     if loss(draft) != "grpo":
-        taken = "top_p, top_k and loss_type (bnpo: a mean over a micro-batch there)"
+        taken.append("loss_type (bnpo: a mean over a micro-batch there)")
         earlier.pop("loss_type", None)
     told = "; ".join(f"{name} {value}" for name, value in earlier.items() if name not in draft.values)
     draft.assumed.append(
-        f"{sign} is an argument of ms-swift 3 (up to {_THIRD[sign]}): {taken} have its defaults where they are not "
+        f"{sign} is an argument of ms-swift 3 (up to {_THIRD[sign]}): {', '.join(taken)} have its defaults where not "
         f"given, all others those of 4{'; earlier ones of 3 also had ' if told else ''}{told}"
     )

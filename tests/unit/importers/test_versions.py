@@ -226,7 +226,7 @@ def test_a_yaml_of_trl_with_a_mixture_of_data_is_no_run_of_open_instruct() -> No
 @pytest.mark.parametrize(
     ("words", "sign", "aggregation"),
     [
-        ("--tools_prompt react_zh", "tools_prompt", "token"),  # up to 3.2
+        ("--tools_prompt react_zh", "tools_prompt", "token"),  # up to 3.3
         ("--tools_prompt react_zh --train_type full", "tools_prompt", "token"),
         ("--num_infer_workers 2", "num_infer_workers", "sequence"),  # up to 3.5: it may have been a mean over tokens
         ("--tensor_parallel_size 2", "tensor_parallel_size", "sequence"),
@@ -285,3 +285,34 @@ def test_the_mean_over_tokens_of_verl_is_told_to_have_been_one_of_micro_batches(
             any("token-mean: up to verl 0.7 a mean over the tokens of each micro-batch" in x for x in differs) is told
         )
     assert not any("token-mean" in x for x in convert(f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo").differs)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--use_vllm true --num_infer_workers 1", ("server", 5, 1)),  # 4 train and 1 generates
+        ("--use_vllm true --num_infer_workers 2", ("server", 6, 2)),
+        ("--use_vllm true --num_infer_workers 4", ("colocate", 4, None)),  # as many as train
+        ("--use_vllm true --tools_prompt react_zh", ("server", 5, 1)),  # its default is 1
+        ("--num_infer_workers 1", ("colocate", 4, None)),  # transformers generates there
+        ("--use_vllm true", ("colocate", 4, None)),
+        ("--use_vllm true --vllm_server_host 10.0.0.2", ("server", 5, 1)),
+        ("--use_vllm true --vllm_mode colocate --vllm_server_host 10.0.0.2", ("colocate", 4, None)),
+    ],
+)
+def test_engines_of_ms_swift_have_gpus_of_their_own_where_its_version_gives_them_some(
+    words: str, found: tuple[str, int, int | None]
+) -> None:
+    run = convert(f"{SWIFT} {words}")
+    config = run.config
+    assert (config.rollout.mode, config.cluster.gpus_per_node, config.rollout.engines_per_node) == found
+    told = any("1, an engine on a GPU beside those that train (up to 3.4)" in line for line in run.assumed)
+    assert told is (words == "--use_vllm true")
+
+
+def test_a_share_of_the_rows_is_held_out_where_the_version_is_below_3_6() -> None:
+    ratio = convert(f"{SWIFT} --dataset a.jsonl#1000 --num_infer_workers 4").config.data.train_ratio
+    assert ratio == 0.99
+    for words in ("--split_dataset_ratio 0", "--val_dataset test.jsonl", "--eval_strategy no"):
+        given = convert(f"{SWIFT} --dataset a.jsonl#1000 --num_infer_workers 4 {words}").config.data
+        assert given.train_ratio == 1.0

@@ -1,4 +1,4 @@
-"""What another version of TRL had in place of a default of 1.9: taken where the script shows the version, told else."""
+"""Defaults of TRL before and after 1.9: taken where the script shows the version, and told where it does not."""
 
 from __future__ import annotations
 
