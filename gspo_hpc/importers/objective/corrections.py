@@ -10,6 +10,7 @@ from __future__ import annotations
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import is_null
 
 # As good as no lower bound: weights below it are 0 here, and nearly 0 there.
 _NO_LOWER = 1e-9
@@ -45,6 +46,10 @@ _IS, _LIMIT, _RS = f"{_VERL}.rollout_is", f"{_VERL}.rollout_is_threshold", f"{_V
 _RS_LIMIT, _RS_LOW = f"{_VERL}.rollout_rs_threshold", f"{_VERL}.rollout_rs_threshold_lower"
 _BYPASS, _LOSS, _EVEN = f"{_VERL}.bypass_mode", f"{_VERL}.loss_type", f"{_VERL}.rollout_is_batch_normalize"
 _CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
+_OF_06 = "algorithm.rollout_is"  # verl 0.6.0 alone has this and five arguments that begin with its name
+_LEVEL, _BOUNDS, _VETO = f"{_OF_06}_level", f"{_OF_06}_mode", f"{_OF_06}_veto_threshold"
+_MODES_06 = ("truncate", "mask")
+_VETOED = "verl 0.6 leaves out a sequence with a token whose ratio is below a threshold (1e-4), and no sequence is here"
 _LOGPROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 
 
@@ -79,6 +84,39 @@ def of_verl(draft: Draft, mode: str) -> None:
     else:
         _drop(draft, "it is read with rollout_is only", _LIMIT, _EVEN)
     _verl_rejection(draft)
+    _verl_06(draft, mode)
+
+
+def _verl_06(draft: Draft, mode: str) -> None:
+    """Put the correction of verl 0.6.0 (its ``mismatch_helper.py``): a switch, a level, a mode and bounds."""
+    limit, least = f"{_OF_06}_threshold", f"{_OF_06}_threshold_lower"
+    names = [name for name in (_OF_06, limit, least, _LEVEL, _BOUNDS, _VETO) if draft.given(name)]
+    if not names:
+        return
+    draft.credit("algorithm.correction", *names)
+    high, level = draft.number(limit) or 0.0, draft.choice(_LEVEL, ("token", "sequence", "geometric"), "token")
+    low = (draft.number(least) or 1 / (high or 1)) if draft.choice(_BOUNDS, _MODES_06, "truncate") == "mask" else 0.0
+    if not draft.switch(_LOGPROBS):
+        _drop(draft, f"verl 0.6 corrects nothing without {_LOGPROBS}=True", *names)
+    elif not draft.switch(_OF_06) or not high:
+        _drop(draft, "verl 0.6 only measures these weights without rollout_is=True and a threshold", *names)
+    elif "algorithm.correction" in draft.settings:
+        _drop(draft, f"{_ONE}, which is {draft.settings['algorithm.correction'][0]}", *names)
+    elif level == "sequence" or (level == "geometric" and mode != "gspo"):
+        _drop(
+            draft,
+            _PRODUCT if level == "sequence" else "tokens have a weight each here, and one in common there",
+            *names,
+        )
+    else:
+        if level == "token":
+            _verl_weights(draft, mode, _OF_06, f"{low}_{high}" if low else f"{high}", limit)
+        else:
+            _put(draft, _OF_06, "masked" if low else "truncated", (low, least), (high, limit), "")
+        if not (_VETO in draft.values and is_null(draft.values[_VETO])) and draft.number(_VETO, 1e-4):
+            draft.drop(_VETO, _VETOED)
+            if not draft.given(_VETO):
+                draft.assumed.append(f"algorithm.correction: {_VETOED}")
 
 
 def _verl_bypass(draft: Draft, mode: str) -> None:

@@ -89,7 +89,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
                 if key.isidentifier():
                     scope.set(key, Unknown(f"is changed in line {line} in a way that is not followed"))
                 elif is_unset(word):
-                    reader.scope.lose_all(named_later(name, line))
+                    reader.scope.lose_all(named_later(name, line), sets=name != "unset")
         case "let":
             if any(map(calls.NAMED_LATER.match, rest)):
                 reader.scope.lose_all(named_later("let", line))
@@ -225,7 +225,7 @@ def _names_in(reader: Reader, nodes: Sequence[Node], command: str) -> Iterator[s
             left = [text for text in words_of(child, scope) if is_unset(text.partition("=")[0])]
             scope.empty = False
             if left:
-                reader.scope.lose_all(named_later(command, line_of(child)))
+                reader.scope.lose_all(named_later(command, line_of(child)), sets=command != "unset")
 
 
 def _written_out(reader: Reader, nodes: Sequence[Node]) -> Iterator[Node]:

@@ -177,9 +177,9 @@ class Scope:
         else:
             self.lose_all(_REFERENCE)
 
-    def lose_all(self, why: str) -> None:
-        """Take every variable to be unknown, set or not."""
-        self.sourced = why
+    def lose_all(self, why: str, sets: bool = True) -> None:
+        """Take every variable to be unknown; `sets`: also those that are not set, which may be set now."""
+        self.sourced = why if sets else self.sourced
         self.touched.add("*")
         lost = [key for key, held in self.values.items() if key.isidentifier() and not isinstance(held, Reference)]
         lost += [key for key in self.values if key.startswith("function ")]

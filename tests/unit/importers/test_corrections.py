@@ -20,6 +20,8 @@ VERL = (
     "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 trainer.n_gpus_per_node=8 "
     f"{ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
 )
+IS_06, GSPO = "algorithm.rollout_is", f"{ACTOR}.policy_loss.loss_mode=gspo"
+OF_06 = f"{VERL} {IS_06}=True actor_rollout_ref.rollout.calculate_log_probs=True"
 MODE, ON = "vllm_importance_sampling_mode", "vllm_importance_sampling_correction"
 MAX, MIN = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"
 OWN, LIMIT = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
@@ -51,6 +53,11 @@ def correction(found: Converted) -> tuple[Any, ...]:
          ("grpo", "rejection", 0.8, 1.25)),
         (f"{VERL} {CORRECT}.rollout_rs=geometric {CORRECT}.rollout_rs_threshold=1.25 "
          f"{CORRECT}.rollout_rs_threshold_lower=0.5", ("grpo", "rejection", 0.5, 1.25)),
+        (f"{OF_06} {IS_06}_threshold=3", ("grpo", "truncated", 3.0)),
+        (f"{OF_06} {IS_06}_threshold=4 {IS_06}_mode=mask", ("grpo", "masked", 0.25, 4.0)),
+        (f"{OF_06} {IS_06}_threshold=4 {IS_06}_threshold_lower=0.5 {IS_06}_mode=mask", ("grpo", "masked", 0.5, 4.0)),
+        (f"{OF_06} {IS_06}_threshold=2 {GSPO}", ("gspo_token", "truncated", 2.0)),
+        (f"{OF_06} {IS_06}_threshold=1.1 {IS_06}_level=geometric {GSPO}", ("gspo", "truncated", 1.1)),
         (f"{TRL} --{MODE} token_truncate", ("grpo", "truncated", 3.0)),
         (f"{TRL} --{MODE} token_truncate --{MAX} 2", ("grpo", "truncated", 2.0)),
         (f"{TRL} --{MODE} token_truncate --vllm_importance_sampling_cap 2.5", ("grpo", "truncated", 2.5)),
@@ -69,6 +76,15 @@ def test_a_correction_with_the_same_weights_is_carried_over(text: str, expected:
     assert not [item for item in found.left if "importance_sampling" in item.name and "bypass" not in text]
 
 
+def test_the_sequences_that_verl_06_leaves_out_are_told() -> None:
+    text, veto = f"{OF_06} {IS_06}_threshold=2", f"{IS_06}_veto_threshold"
+    assert [line for line in convert(text).assumed if "leaves out a sequence with a token" in line]
+    found = convert(f"{text} {veto}=1e-4")
+    assert "leaves out a sequence" in {item.name: item.why for item in found.left}[veto]
+    found = convert(f"{text} {veto}=null")
+    assert "leaves out a sequence" not in f"{found.assumed} {found.left}"
+
+
 @pytest.mark.parametrize(
     ("text", "name", "why"),
     [
@@ -77,6 +93,11 @@ def test_a_correction_with_the_same_weights_is_carried_over(text: str, expected:
          "not divided by their mean"),
         (f"{VERL} {CORRECT}.rollout_is=token {ACTOR}.policy_loss.loss_mode=geo_mean", f"{CORRECT}.rollout_is",
          "tokens of a sequence have a weight each there"),
+        (f"{VERL} {IS_06}=True {IS_06}_threshold=2", IS_06, "without actor_rollout_ref.rollout.calculate_log_probs"),
+        (f"{OF_06} {IS_06}_level=geometric", f"{IS_06}_level", "only measures"),
+        (f"{OF_06} {IS_06}=False {IS_06}_threshold=2", f"{IS_06}_threshold", "only measures"),
+        (f"{OF_06} {IS_06}_threshold=2 {IS_06}_level=sequence", IS_06, "product of its tokens"),
+        (f"{OF_06} {IS_06}_threshold=2 {IS_06}_level=geometric", f"{IS_06}_level", "one in common there"),
         (f"{VERL} {CORRECT}.rollout_is=token actor_rollout_ref.rollout.calculate_log_probs=False",
          f"{CORRECT}.rollout_is", "corrects nothing with"),
         (f"{VERL} {CORRECT}.rollout_is=token {CORRECT}.rollout_is_threshold=2.0_3.0", f"{CORRECT}.rollout_is",

@@ -77,6 +77,7 @@ def in_bash(script: str, folder: Path | None = None) -> list[tuple[str, ...]]:
         "export -f a\ndeclare -p LR >/dev/null\na $LR",
         "S=\nwhile getopts \"$NONE\" o; do :; done\na $LR",
         "K=LR\nunset $K\na ${LR:-gone}",
+        'read -r k < /dev/null\nunset "$k" 2> /dev/null\na ${NONE:-3}',
         "K=LR\nprintf -v $K %s 4e-6\na $LR",
         # handlers that end the script, or come from outside
         "trap 'LR=2e-6' EXIT INT TERM\na $LR",
