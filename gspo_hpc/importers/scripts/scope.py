@@ -311,7 +311,8 @@ def why_left(value: str, variables: Container[str], unknown: Mapping[str, str]) 
         if why := unknown.get(name) or unknown.get("*"):
             return f"${name} {why}"
     if unset := [name for name in found if name not in variables]:
-        return f"${unset[0]} {why_not_set(unset[0])}"
+        name = min(unset, key=ALWAYS.__contains__)  # rather one that the shell does not set itself
+        return f"${name} {why_not_set(name)}"
     for name in re.findall(r"\$\(\s*([^\s()]+)", value.replace("...", " ")):
         if why := unknown.get(f"{name}()"):
             return f"it {why}"

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
-from gspo_hpc.importers.scripts.places import find_file, written_text
+from gspo_hpc.importers.scripts.places import find_file, plain_path, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
@@ -211,7 +211,8 @@ def hydra_file(
     path = f"{folder}/{name}.yaml"
     if is_unset(name) or text_of(place, path, written) is None:
         raise ValueError(
-            f"{flags}: that file sets arguments of the run, and is not at hand: put {path} beside the script"
+            f"{flags}: that file sets arguments of the run, and is not at hand: put {plain_path(path)} beside the "
+            "script, or convert from the folder in which the script is started"
         )
     raw = named(place, path, written)
     bases, chosen = hydra_defaults(raw, path)
@@ -309,8 +310,8 @@ def named(place: Path, name: str, written: Mapping[str, str | None] | None = Non
     """Return the mapping in a YAML file that a command names; `written`: texts of files that the script writes."""
     text = text_of(place, name, written)
     if text is None:
-        why = "is not set in the script" if is_unset(name) else "is not there"
-        raise ValueError(f"{name}, which the command reads, {why}: put it beside the script")
+        why = "is not set in the script" if is_unset(path := plain_path(name)) else "is not there"
+        raise ValueError(f"{path}, which the command reads, {why}: put it beside the script")
     try:
         raw = read_yaml(text)
     except ValueError as error:  # its line is one of that file

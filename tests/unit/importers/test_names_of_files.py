@@ -56,3 +56,21 @@ def test_a_file_of_the_machine_that_converts_decides_nothing(tmp_path: Path, mon
     for path in ("/etc/passwd", "/none/at/all", os.path.join(tmp_path.parent, "x")):
         text = f"B=0.1\nif [ -e {path} ]; then B=0.5; fi\n{RUN}--beta $B\n"
         assert convert(text, name="run.sh").open == ("--beta $B",)
+
+
+def test_a_file_of_hydra_is_named_by_a_path_that_can_be_followed(tmp_path: Path) -> None:
+    """Told to put it at $(pwd)/..., nobody could."""
+    verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 trainer.nnodes=1"
+    text = f'P="$(pwd)"\n{verl} --config-path="$P/examples/config" --config-name=own trainer.n_gpus_per_node=8\n'
+    with pytest.raises(ValueError, match=r"put examples/config/own\.yaml beside the script"):
+        convert(text, folder=tmp_path, name="run.sh")
+    (tmp_path / "examples" / "config").mkdir(parents=True)
+    (tmp_path / "examples" / "config" / "own.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {rollout: {n: 4}}\n"
+    )
+    assert convert(text, folder=tmp_path, name="run.sh").config.batch.num_generations == 4
+
+
+def test_a_path_is_not_known_for_the_variable_that_nobody_sets() -> None:
+    found = convert(f"{RUN}--dataset $HOME/$WHERE/train.jsonl", gpus=8)
+    assert "$WHERE is not set in the script" in {item.name: item.why for item in found.left}["dataset"]
