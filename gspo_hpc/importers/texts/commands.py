@@ -21,6 +21,7 @@ from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
 _NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
+_OMITTED = ("...", "…", "[...]")  # as a page writes for what it leaves out
 _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
 _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
@@ -236,6 +237,10 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     notes: list[str] = []
     left: dict[str, str] = {}
     might, places = dict[str, tuple[str, ...]](), dict[str, str]()
+    if omitted := next((word for word in words[first:] if word in _OMITTED), ""):
+        words = (*words[:first], *(word for word in words[first:] if word not in _OMITTED))
+        left[omitted] = "it stands for further arguments, which the example leaves out"
+        notes.append(f"{omitted}: {left[omitted]}: give them, or their defaults count")
     if source == "verl":
         variables["entry"] = words[first - 1] if first else ""
         values = _overrides(words[first:], variables, left, places, place, command.files)

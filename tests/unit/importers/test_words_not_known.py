@@ -139,3 +139,14 @@ def test_a_refusal_names_words_that_may_have_what_is_not_given() -> None:
     with pytest.raises(ValueError, match="adv_estimator is not given") as refused:
         convert("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=q", name="run.sh")
     assert "what it adds" not in str(refused.value)
+
+
+@pytest.mark.parametrize("run", [SWIFT.format("", "--beta 0.1"), MEGATRON.format("", "--beta 0.1"), TRL.format("", ""),
+                                 f"{VERL.format('', '')}"])  # fmt: skip
+@pytest.mark.parametrize("dots", ["...", "…"])
+def test_dots_of_an_example_stand_for_arguments_that_it_leaves_out(run: str, dots: str) -> None:
+    """They were refused (`--beta 0.1 ...: must be one value`), or taken for one more item of a list."""
+    whole, found = convert(run), convert(f"{run} \\\n  {dots}\n")
+    assert found.config == whole.config and found.carried == whole.carried
+    assert "leaves out" in {item.given: item.why for item in found.left}[dots]
+    assert any(line.startswith(f"{dots}: ") for line in found.assumed)
