@@ -81,7 +81,8 @@ def convert(
     draft.assumed += found.notes
     draft.doubts, draft.doubted, draft.might = found.doubts, found.doubted, found.might
     draft.places = found.places
-    taken = versions.settle(draft, text) if found.source == "trl" else frozenset[str]()
+    place = folder if name else None  # a text from standard input lies nowhere
+    taken = versions.settle(draft, text, place) if found.source == "trl" else frozenset[str]()
     draft.rename()
     draft.copy()
     converter(draft, found.commands, gpus, rows)

@@ -47,7 +47,7 @@ def find_file(name: str, script: Path | None) -> Path | None:
     name = _HERE.sub("", name)
     if is_unset(name) or not name or "\0" in name:
         return None
-    folders = [] if script is None else _around(script.parent)
+    folders = [] if script is None else around(script.parent)
     for place in [Path(name)] if Path(name).is_absolute() else [*(root / name for root in folders), Path(name)]:
         try:
             if place.is_file() and place.stat().st_size <= _LARGEST:
@@ -57,7 +57,7 @@ def find_file(name: str, script: Path | None) -> Path | None:
     return None
 
 
-def _around(folder: Path) -> list[Path]:
+def around(folder: Path) -> list[Path]:
     """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none."""
     above = [folder.absolute(), *folder.absolute().parents]
     root = next((number for number, place in enumerate(above) if (place / ".git").exists()), 0)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_null
+from gspo_hpc.importers.inputs import is_null, read_text
+from gspo_hpc.importers.scripts.places import around
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts.trainers import UNSLOTH
 
@@ -82,14 +84,19 @@ _BOUND = rf"(==|~=|<=|>=|<|>)\s*{_VERSION}"
 _PIN = re.compile(rf"(?<![\w./-])(?i:trl)(?:\[[\w,-]*\])?\s*{_BOUND}(?:\s*,\s*{_BOUND})*")
 _SOURCE = re.compile(rf"(?<![\w-])trl(?:\.git)?@{_VERSION}(?![\w.])")
 
+_REQUIREMENTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml")
 
-def settle(draft: Draft, text: str) -> frozenset[str]:
+
+def settle(draft: Draft, text: str, folder: Path | None) -> frozenset[str]:
     """Take the defaults of the versions that a run may be of, where those have only one; return their arguments.
 
-    `text`: of the script.
+    `text`: of the script, which lies in `folder`: where it has no pin, one in a file of requirements around it counts.
     """
-    pins = [*dict.fromkeys(match[0] for pattern in (_PIN, _SOURCE) for match in pattern.finditer(text))]
+    pins, place = _pins(text), ""
+    if not pins and folder is not None:
+        pins, place = _required(folder)
     low, high, why = _range(draft, pins)
+    why += f" in {place}" if place and why in pins else ""
     draft.variables[_RANGE] = f"{low} {high}"
     if UNSLOTH in draft.variables or not why:
         return frozenset()
@@ -109,6 +116,24 @@ def settle(draft: Draft, text: str) -> frozenset[str]:
     if taken:
         draft.assumed.append(f"{why}: defaults of that version are taken: {'; '.join(taken)}")
     return frozenset(draft.values.keys() - given)
+
+
+def _pins(text: str) -> list[str]:
+    return [*dict.fromkeys(match[0] for pattern in (_PIN, _SOURCE) for match in pattern.finditer(text))]
+
+
+def _required(folder: Path) -> tuple[list[str], str]:
+    """Return the pins of the nearest file of requirements that has some, and its name."""
+    for place in around(folder):
+        for pattern in _REQUIREMENTS:
+            for path in sorted(place.glob(pattern)):
+                try:
+                    lines = read_text(path).splitlines() if path.is_file() else []
+                except ValueError:  # no text
+                    continue
+                if pins := _pins("\n".join(line.partition("#")[0] for line in lines)):
+                    return pins, path.name
+    return [], ""
 
 
 def tell(draft: Draft) -> None:

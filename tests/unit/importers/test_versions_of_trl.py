@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -95,3 +97,18 @@ def test_completions_have_512_tokens_since_1_10() -> None:
     for pin in ("trl==1.10.0", "'trl>=1.10'"):
         assert convert(f"pip install {pin}\n{TRL}").config.rollout.max_response_length == 512
     assert LATER not in told(f"pip install trl==1.9.0\n{TRL} --loss_type grpo")
+
+
+def test_requirements_beside_a_script_show_the_version(tmp_path: Path) -> None:
+    (folder := tmp_path / "scripts").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "requirements.txt").write_text("torch\n# trl==0.14.0 was slow\ntrl==0.15.2\n")
+    (tmp_path / "requirements-dev.txt").write_bytes(b"\xff\xfe trl==0.20.0")
+    found = convert(TRL, folder=folder, name="run.sh")
+    assert found.config.algorithm.kl_beta == 0.04
+    assert any(line.startswith("trl==0.15.2 in requirements.txt: defaults of that") for line in found.assumed)
+    (folder / "pyproject.toml").write_text('dependencies = ["trl[vllm]>=1.9,<1.10"]\n')  # nearer
+    assert convert(TRL, folder=folder, name="run.sh").config.algorithm.kl_beta == 0.0
+    # what the script itself installs counts, and a text from standard input lies nowhere
+    assert convert(f"pip install trl==0.19.0\n{TRL}", folder=tmp_path, name="run.sh").config.algorithm.kl_beta == 0.0
+    assert convert(TRL, folder=tmp_path).config.algorithm.kl_beta == 0.0
