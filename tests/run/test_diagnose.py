@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gspo_hpc.diagnose.evidence import VERY_SLOW
@@ -45,51 +40,47 @@ def slow(completion, *, prompt, fields):
 '''
 
 
-# Python runs it when rank 1 starts. What it adds is in proportion to the work, so that other load changes nothing.
+# Python runs it when rank 1 and the processes of its engine start. What it adds is in proportion to the work, so that
+# other load changes nothing.
 SLOW_RANK = """
+import importlib.abc
+import importlib.util
 import os
+import sys
+import time
 
-if os.environ.get("RANK") == "1":
-    import time
-
-    import torch
-
-    backward = torch.autograd.backward
-
+def slowed(function, times):
     def slowly(*arguments, **options):
         began = time.monotonic()
-        backward(*arguments, **options)
-        time.sleep(30 * (time.monotonic() - began))
+        result = function(*arguments, **options)
+        time.sleep(times * (time.monotonic() - began))
+        return result
 
-    torch.autograd.backward = slowly
+    return slowly
+
+class SlowEngine(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "vllm.v1.engine.core":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            module.EngineCore.step = slowed(module.EngineCore.step, 6)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+if os.environ.get("RANK") == "1":
+    import torch
+
+    torch.autograd.backward = slowed(torch.autograd.backward, 30)
+    os.environ["SLOW"] = "1"  # for its engine
+elif "SLOW" in os.environ:
+    sys.meta_path.insert(0, SlowEngine())
 """
-# Longer turns of running would hold most of a generation, and a thread of pytest's process has to wait for the others.
-THROTTLE = """
-import contextlib, os, select, signal, sys, time
-
-def tell(number):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(sys.argv[1]), number)
-
-with contextlib.suppress(PermissionError):
-    os.setpriority(os.PRIO_PROCESS, 0, -10)
-while not select.select([sys.stdin], [], [], 0)[0]:
-    tell(signal.SIGSTOP)
-    time.sleep(0.025)
-    tell(signal.SIGCONT)
-    time.sleep(0.004)
-"""
-
-
-@contextmanager
-def throttled(process: psutil.Process) -> Iterator[None]:
-    """Let a process stand still for six sevenths of the time, as on a slow device."""
-    command = [sys.executable, "-c", THROTTLE, str(process.pid)]
-    throttle = subprocess.Popen(command, stdin=subprocess.PIPE)
-    try:
-        yield
-    finally:
-        throttle.communicate()  # its input ends, and with it the loop
 
 
 def saturated(run_dir: Path) -> bool:
@@ -167,11 +158,9 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
     process = harness.start(command, log, PYTHONPATH=found_first)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 1, process, log)
     slow, cores = harness.worker(run_dir, 1), engine_cores(run_dir)
-    (own,) = (core for core in cores if slow in core.parents())
-    with throttled(own):
-        harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
-        next(core for core in cores if core != own).kill()
-        assert harness.finish(process, log) == 0, log.read_text()[-3000:]
+    harness.wait_for(lambda: harness.last_step(run_dir) >= 49, process, log)
+    next(core for core in cores if slow not in core.parents()).kill()
+    assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     return harness.diagnose(run_dir)[1]
 
 
