@@ -12,6 +12,10 @@ from gspo_hpc.config.schema import Config
 _OURS = Config()
 _WIDTH = 118
 OFF = "switched off in the original run, and absent here"
+AHEAD = (
+    "generates and trains at the same time, by a trainer that is not read: here, rollout.mode server with "
+    "rollout.max_staleness does so"
+)
 NO_COUNTERPART = "it has no counterpart here"
 
 

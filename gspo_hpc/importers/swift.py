@@ -106,7 +106,7 @@ def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = No
         draft.drop("nnodes", "--gpus takes precedence over it")
     draft.credit("cluster.nodes", "nnodes", "train.gpus")
     draft.credit("cluster.gpus_per_node", "train.gpus")
-    each = each or parts.visible(draft, env)
+    each = each or versions.processes(draft, env)
     return parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
 
 
@@ -117,6 +117,7 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
     groups = draft.values.get("colocate_groups")
     together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
     draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
+    draft.credit("rollout.max_staleness", "async_generate")
     if apart is not None and not together:
         draft.credit("rollout.engines_per_node", "rollout.gpus")
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
@@ -126,6 +127,8 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
     elif versions.mode(draft) == "server":
         hosted = server(commands, "swift", "rollout", r"swift[./]cli[./]rollout")
         parts.server(draft, nodes, each, hosted, "swift rollout")
+        if draft.switch("async_generate"):
+            draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
     elif count := versions.engines_apart(draft, each):
         draft.credit("rollout.engines_per_node", "num_infer_workers")
         parts.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")
@@ -309,7 +312,8 @@ def generation(draft: Draft) -> None:
     _sampling(draft)
     if draft.texts("multi_turn_scheduler"):
         parts.turns(draft, "multi_turn_scheduler")
-    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.9})
+    megatron = draft.source.project != "ms-swift"  # whose engines are vLLM's in any case
+    parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.9} if megatron or draft.switch("use_vllm") else {})
     _sleep(draft)
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
@@ -322,6 +326,11 @@ def generation(draft: Draft) -> None:
             draft.put("data.system_prompt", system, "system")
     prompt_texts.thinking(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
+    if not any(name in draft.values for name in ("reward_funcs", "reward_model", "reward_model_plugin")):
+        draft.assumed.append(
+            "neither reward_funcs nor reward_model is given: ms-swift then needs an environment (use_gym_env) for "
+            "rewards, perhaps of several turns; here a reward function grades one completion"
+        )
 
 
 def _sampling(draft: Draft) -> None:

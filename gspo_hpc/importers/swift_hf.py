@@ -50,7 +50,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
 
 
 def _devices(draft: Draft) -> None:
-    """Refuse one process whose model lies on several GPUs."""
+    """Leave out on which GPUs one process puts its model."""
     if draft.given("device_map"):
         draft.drop("device_map", "parallel.* cuts the model")
 

@@ -176,8 +176,7 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
 def _generation(draft: Draft) -> None:
     if (kind := draft.text("trainer.v1.trainer_mode") or "sync") != "sync" and draft.switch("trainer.use_v1", True):
         parted = "completions that an update interrupts go on with newer weights, and here they are whole before it"
-        apart = "it generates and trains at the same time, and here they alternate"
-        draft.refuse(f"trainer.v1.trainer_mode={kind}: {parted if kind == 'colocate_async' else apart}")
+        draft.refuse(f"trainer.v1.trainer_mode={kind}: {parted if kind == 'colocate_async' else f'it {report.AHEAD}'}")
     if draft.switch("trainer.val_only"):
         draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")

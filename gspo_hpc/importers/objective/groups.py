@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 
 _KEY, _MOST = "rollout.dynamic_sampling", "rollout.max_num_gen_batches"
@@ -19,8 +18,9 @@ _LEAST = 2  # with 1, nothing could be replaced
 def _put(draft: Draft, name: str, differs: str, read: Sequence[str]) -> bool:
     """Put that groups are replaced; False where they are not. `read`: arguments that are read with `name` only."""
     if not draft.switch(name):
-        for other in filter(draft.given, (name, *read)):
-            draft.drop(other, report.OFF if other == name else f"it is read with {name} only")
+        draft.credit(_KEY, name)  # off, as it is here
+        for other in filter(draft.given, read):
+            draft.drop(other, f"it is read with {name} only")
         return False
     draft.put(_KEY, True, name, differs)
     return True

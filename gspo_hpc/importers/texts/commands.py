@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
-from gspo_hpc.importers import tables
+from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -133,7 +133,7 @@ def _trains_with_trl(words: tuple[str, ...]) -> bool:
 def _other_entry(word: str, words: tuple[str, ...]) -> str:
     """Return why a Python module that is started is not read."""
     if re.search(r"fully_async|one_step_off|async_flow", word):
-        why = "generates and trains at the same time, on GPUs of their own: here they alternate"
+        why = report.AHEAD
     elif re.search(r"sft|generation|eval|model_merger|server", word):
         why = "does no reinforcement learning"
     else:

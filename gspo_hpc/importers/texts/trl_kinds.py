@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_hpc.importers.report import AHEAD
 from gspo_hpc.importers.texts.syntax import Tree, called
 
 CONVERTED = "convert reads GRPO alone"
@@ -183,7 +184,7 @@ TRAINERS = {
     ),
     _ASYNC: _Trainer(
         "AsyncGRPOConfig",
-        "it generates and trains at the same time, and here they alternate",
+        f"it {AHEAD}",
         _set("max_staleness queue_maxsize max_inflight_tasks weight_sync_steps weight_sync_timeout token_budget",
              "fork_threshold_tokens heartbeat_stale_after_s request_timeout"),
         "async grpo",

@@ -5,11 +5,14 @@ Arguments show it: some that version 3 has are called otherwise in 4, or gone; a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 
 # Argument of version 3 alone -> the last version that has it: grpo_trainer.py and arguments.py of each tag.
 _THIRD = {"train_type": "3.12", "num_infer_workers": "3.5", "tensor_parallel_size": "3.9", "tools_prompt": "3.3"}
+_THIRD |= {"vllm_device": "3.5", "multi_turn_func": "3.9", "gc_collect_after_offload": "3.9"}
 _FOURTH = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
 _HELD = {"split_dataset_ratio": "0.01 (up to 3.5)"}
 _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
@@ -17,7 +20,7 @@ _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
     "adam_beta2": "0.999 (up to 3.2.1)",
 }
 _WORKERS = "num_infer_workers"
-_EARLY = (_WORKERS, "tools_prompt")  # signs of a version before 3.6
+_EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
@@ -38,14 +41,39 @@ def share_held_out(draft: Draft) -> float:
     return 0.01 if third(draft) in _EARLY else 0.0
 
 
-def mode(draft: Draft) -> str:
-    """Return where vLLM runs, colocate or server: up to 3.11 the address of a server makes it the latter."""
-    if draft.given("vllm_mode") or not any(draft.given(name) for name in _SERVERS):
-        return draft.choice("vllm_mode", ("colocate", "server"), "colocate")
+def processes(draft: Draft, variables: Mapping[str, str]) -> int | None:
+    """Return the processes of a node where NPROC_PER_NODE does not give them: ms-swift starts one.
+
+    None if nothing tells how many GPUs there are, and those that are visible if NPROC_PER_NODE is not known.
+    """
+    seen = parts.visible(draft, variables)
+    if seen in (None, 1) or "NPROC_PER_NODE" in variables or "nproc_per_node" in variables:
+        return seen
     draft.assumed.append(
-        "vllm_mode is not given: server is taken, as ms-swift does up to 3.11 beside a server's address"
+        f"NPROC_PER_NODE is not given: ms-swift starts one process, which has all of the {seen} visible GPUs; here "
+        "1 GPU trains, unless --gpus N says otherwise"
     )
-    return "server"
+    return 1
+
+
+def mode(draft: Draft) -> str:
+    """Return where vLLM runs, colocate or server.
+
+    Up to 3.11.0, ms-swift on Hugging Face's trainer follows the address of a server alone, whatever vllm_mode says.
+    """
+    addressed = any(draft.given(name) for name in _SERVERS)
+    found, given = "server" if addressed else "colocate", draft.choice("vllm_mode", ("colocate", "server"), "colocate")
+    if draft.source.project != "ms-swift" or found == given:
+        return given
+    early = f"ms-swift up to 3.11.0 takes {found} {'beside' if addressed else 'without'} a server's address"
+    if not draft.given("vllm_mode"):
+        draft.assumed.append(f"vllm_mode is not given: {found} is taken, as {early}")
+        return found
+    taken = found if third(draft) else given
+    draft.assumed.append(
+        f"{draft.label('vllm_mode')}: {early} in any case, later ones as it is given; {taken} is taken"
+    )
+    return taken
 
 
 def engines_apart(draft: Draft, each: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 from gspo_hpc.importers.convert import Converted, convert
 
 RUN = "megatron rlhf --rlhf_type grpo --num_generations 8 --lr $LR"
+TRL = "python train_grpo.py --num_generations 8 --per_device_train_batch_size 8 --learning_rate $LR"
 
 
 def _of(text: str) -> Converted:
@@ -81,7 +82,7 @@ def test_other_variables_count_as_not_set(text: str, rate: float) -> None:
             {"WORLD_SIZE": "NNODES", "SLURM_GPUS_ON_NODE": "NPROC_PER_NODE"},
         ),
         (
-            f"export CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-0,1}}\n{RUN}",
+            f"export CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-0,1}}\n{TRL}",
             (1, 2),
             {"CUDA_VISIBLE_DEVICES": "CUDA_VISIBLE_DEVICES"},
         ),

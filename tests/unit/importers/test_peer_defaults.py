@@ -31,7 +31,8 @@ TRL = "accelerate launch --num_processes 4 grpo.py --num_generations 4 --per_dev
             f"{VERL} {ROLLOUT}.max_num_seqs=64 {ROLLOUT}.enforce_eager=True",
             {"gpu_memory_utilization": 0.5, "max_num_seqs": 64, "enforce_eager": True},
         ),
-        (SWIFT, {"gpu_memory_utilization": 0.9}),
+        (SWIFT, {}),  # transformers generates
+        (f"{SWIFT} --use_vllm true", {"gpu_memory_utilization": 0.9}),
         (MEGATRON, {"gpu_memory_utilization": 0.9}),
         (f"{MEGATRON} --vllm_gpu_memory_utilization 0.4", {"gpu_memory_utilization": 0.4}),
         (TRL, {}),  # transformers generates

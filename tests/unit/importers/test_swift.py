@@ -137,7 +137,8 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert "  temperature: 1.0\n" in found.text
     for name in ("save_safetensors", "reward_funcs", "use_vllm", "finetune", "no_save_optim"):
         assert f"--{name}" in " ".join(found.dropped), name
-    assert "switched off in the original run, and absent here: --dynamic_sample, --merge_lora" in found.dropped
+    assert "switched off in the original run, and absent here: --merge_lora" in found.dropped
+    assert "dynamic_sample" in {item.name for item in found.carried}
     assert found.assumed == (
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
     )
@@ -213,6 +214,8 @@ def test_the_server_of_megatron_swift_is_part_of_the_job() -> None:
     assert "gpus_per_node 8" in found.differs[0]
     assert found.assumed == (
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
+        "neither reward_funcs nor reward_model is given: ms-swift then needs an environment (use_gym_env) for rewards, "
+        "perhaps of several turns; here a reward function grades one completion",
     )
     alone = convert(SWIFT_SERVER[SWIFT_SERVER.index("CUDA_VISIBLE_DEVICES=0,1,2,3") :])
     assert "swift rollout is not in the script" in alone.assumed[0]

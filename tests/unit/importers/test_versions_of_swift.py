@@ -1,0 +1,89 @@
+"""What ms-swift makes of one script in different versions: processes, the place of vLLM, rollouts ahead (under 1 s)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+HF = "swift rlhf --rlhf_type grpo --model m --num_generations 4 --per_device_train_batch_size 4 --reward_funcs a "
+MEGATRON = "megatron rlhf --rlhf_type grpo --model m --num_generations 8 --global_batch_size 32 --reward_funcs a "
+HOST = "--vllm_server_host 127.0.0.1 --use_vllm true "
+
+
+def told(found: Converted, start: str) -> list[str]:
+    return [line for line in found.assumed if line.startswith(start)]
+
+
+@pytest.mark.parametrize("run", [HF, MEGATRON, "python -m swift.cli.rlhf" + HF.removeprefix("swift rlhf")])
+@pytest.mark.parametrize(
+    ("before", "shape", "note"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 ", (1, 1), 1),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NNODES=2 ", (2, 1), 1),
+        ("CUDA_VISIBLE_DEVICES=3 ", (1, 1), 0),
+        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 ", (1, 2), 0),
+        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=$COUNT ", (1, 2), 0),  # not known: what is visible is the best guess
+    ],
+)
+def test_without_nproc_per_node_there_is_one_process(run: str, before: str, shape: tuple[int, int], note: int) -> None:
+    """All visible GPUs were taken, and with them an update of so many times the completions."""
+    found = convert(before + run)
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == shape
+    assert len(told(found, "NPROC_PER_NODE is not given: ms-swift starts one process")) == note
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "note"),
+    [
+        ("", "colocate", ""),
+        (HOST, "server", "vllm_mode is not given: server"),
+        (f"{HOST} --vllm_mode server", "server", ""),
+        ("--use_vllm true --vllm_mode colocate", "colocate", ""),
+        # up to 3.11.0 the address alone decides
+        (f"{HOST} --vllm_mode colocate --train_type full", "server", "--vllm_mode colocate: ms-swift up to 3.11.0"),
+        (f"{HOST} --vllm_mode colocate", "colocate", "--vllm_mode colocate: ms-swift up to 3.11.0 takes server"),
+        ("--use_vllm true --vllm_mode server --train_type full", "colocate", "--vllm_mode server: ms-swift up to 3.11"),
+        ("--use_vllm true --vllm_mode server", "server", "--vllm_mode server: ms-swift up to 3.11.0 takes colocate"),
+    ],
+)
+def test_the_address_of_a_server_decided_where_vllm_runs(words: str, mode: str, note: str) -> None:
+    found = convert(f"NPROC_PER_NODE=4 {HF} {words}")
+    assert found.config.rollout.mode == mode
+    assert [line for line in found.assumed if "takes" in line or "is taken, as" in line] == (
+        told(found, note) if note else []
+    )
+
+
+@pytest.mark.parametrize(("words", "mode"), [(HOST, "colocate"), (f"{HOST} --vllm_mode server", "server")])
+def test_megatron_swift_takes_vllm_mode_as_it_is_given(words: str, mode: str) -> None:
+    assert convert(f"NPROC_PER_NODE=4 {MEGATRON} {words}").config.rollout.mode == mode
+
+
+def test_a_rollout_ahead_is_carried_over() -> None:
+    """They were left out: "generation and training alternate here, never at the same time"."""
+    found = convert(f"NPROC_PER_NODE=4 {HF} {HOST} --vllm_mode server --async_generate true")
+    assert (found.config.rollout.mode, found.config.rollout.max_staleness) == ("server", 1)
+    found = convert(f"NPROC_PER_NODE=4 {HF} {HOST} --vllm_mode server --async_generate false --dynamic_sample false")
+    assert found.config.rollout.max_staleness == 0
+    assert {"async_generate", "dynamic_sample"} <= {item.name for item in found.carried}
+    found = convert(f"NPROC_PER_NODE=4 {HF} --use_vllm true --vllm_mode colocate --async_generate true")
+    assert found.config.rollout.max_staleness == 0
+
+
+@pytest.mark.parametrize("run", [HF, MEGATRON])
+def test_rewards_of_an_environment_are_told(run: str) -> None:
+    assert not told(convert(run), "neither reward_funcs")
+    assert told(convert(run.replace("--reward_funcs a", "")), "neither reward_funcs nor reward_model is given")
+
+
+@pytest.mark.parametrize("sign", ["--vllm_device auto", "--num_infer_workers 2"])
+def test_arguments_of_early_versions_show_them(sign: str) -> None:
+    assert told(convert(f"NPROC_PER_NODE=2 {HF} --use_vllm true {sign}"), f"{sign.split()[0][2:]} is an argument")
+
+
+def test_the_earlier_name_of_a_scheduler_of_turns_says_the_same() -> None:
+    lines = [
+        convert(f"NPROC_PER_NODE=2 {HF} --{name} f").differs for name in ("multi_turn_func", "multi_turn_scheduler")
+    ]
+    assert len(lines[0]) == len(lines[1]) > 0
