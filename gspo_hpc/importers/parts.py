@@ -20,7 +20,7 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
-_ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe)|mixtral")
+_ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe)|mixtral|gpt-oss")
 SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
 
 

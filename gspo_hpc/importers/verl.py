@@ -73,8 +73,20 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, trainer)
     _saving(draft, updates)
-    style = {f"{OPTIM}.lr_decay_style": "linear (0.4.1)"} if megatron else {}
-    parts.earlier(draft, "verl 0.9", {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)", **style})
+    _earlier(draft, megatron)
+
+
+def _earlier(draft: Draft, megatron: bool) -> None:
+    """Tell defaults of earlier versions that change what is computed."""
+    told = {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"}
+    if draft.settings.get("algorithm.dual_clip", (0, ""))[0]:
+        told[f"{ACTOR}.clip_ratio_c"] = "none, as algorithm.dual_clip 0 (up to 0.3.0)"
+    if not draft.switch(f"{ACTOR}.use_kl_loss"):
+        told["algorithm.use_kl_in_reward"] = "true, with a kl_coef of 0.001 unless it is given (up to 0.3.0)"
+    told["data.filter_overlong_prompts"] = "true (up to 0.2)"
+    if megatron:
+        told[f"{OPTIM}.lr_decay_style"] = "linear (0.4.1)"
+    parts.earlier(draft, "verl 0.9", told)
 
 
 def _batch(draft: Draft) -> tuple[int, int]:
@@ -89,6 +101,12 @@ def _batch(draft: Draft) -> tuple[int, int]:
         value = draft.values.get(name)
         why = f"{draft.why_unset(value)}; it " if isinstance(value, str) and is_unset(value) else ""
         draft.refuse(f"{draft.label(name)}{'' if draft.given(name) or why else ' (its default is 1)'}: {why}{text}")
+    if mini > prompts and draft.switch(f"{ACTOR}.use_dynamic_bsz"):
+        draft.differs.append(
+            f"ppo_mini_batch_size {mini} is above data.train_batch_size {prompts}: with use_dynamic_bsz verl makes one "
+            f"update of a rollout all the same, up to 0.7 with its loss times {prompts}/{mini}"
+        )
+        mini = prompts
     if mini > prompts:
         text = f"must not be above data.train_batch_size ({prompts}): both count prompts"
         draft.wrong(f"{ACTOR}.ppo_mini_batch_size", text)

@@ -133,7 +133,7 @@ def _megatron(draft: Draft) -> int:
     name = f"{OPTIM}.override_optimizer_config.optimizer_cpu_offload"
     if draft.switch(name):
         draft.put("memory.offload_optimizer", True, name)
-    draft.drop(_CHECKPOINTING, "verl reads it with FSDP only; recompute_granularity decides with Megatron")
+    draft.drop(_CHECKPOINTING, "with Megatron, override_transformer_config.recompute_granularity decides it")
     draft.drop(_ATTENTION, "with Megatron, override_transformer_config.attention_backend decides it")
     _transformer(draft)
     return cp

@@ -120,7 +120,7 @@ def _divergence(draft: Draft) -> None:
         return
     for name in _OF_REWARDS:
         if draft.given(name):
-            draft.drop(name, "it is read with use_kl_in_reward only")
+            draft.drop(name, "it is read with use_kl_in_reward only (up to 0.3.0 without use_kl_loss)")
     if draft.switch(f"{ACTOR}.use_kl_loss"):
         weight = draft.number(f"{ACTOR}.kl_loss_coef", 0.001)
         draft.put("algorithm.kl_beta", weight, f"{ACTOR}.kl_loss_coef")

@@ -41,6 +41,10 @@ class Document(NamedTuple):
     replaced: bool  # $NAME and the like in it are replaced
 
 
+_BEFORE_NAME, _BEHIND_NAME = re.compile(r"[^\s;&|<>()]*\Z"), re.compile(r"[^\s;&|<>()]*")  # of one word
+_FAR = 4096  # characters of a word
+
+
 def taken_out(words: Sequence[str]) -> tuple[list[str], Document | None]:
     """Return the words of a command without its here-document, and that, None if there is none."""
     found: Document | None = None
@@ -128,7 +132,12 @@ def _prepared(text: str) -> str:
             around.pop() if inner == '"' else around.append(token)
         elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` is misread, `x-${NAME}/y` is not
             before, after = text[match.start() - 1 : match.start()], text[at : at + 1]
-            token = f"${{{token[1:]}}}" if before.strip("=,\"'") and after in ("/", ".", ":", "-") else token
+            within = before.strip("=,\"'") and after in ("/", ".", ":", "-")
+            token = (
+                f"${{{token[1:]}}}"
+                if within or (inner not in ('"', "((") and _is_listed(text, match.start(), at))
+                else token
+            )
         elif token[0] == "$" and token[1:] in (*"@*0123456789",):
             token = f"${{{token[1]}}}"
         elif token == "'" and inner != '"':
@@ -165,6 +174,12 @@ def _prepared(text: str) -> str:
             ends = []
         done.append(token)
     return "".join(done) + text[at:]
+
+
+def _is_listed(text: str, begin: int, end: int) -> bool:
+    """Tell whether a name stands in a word without quotes that has a comma: `[$A/x,$B/y]` is misread."""
+    first, last = _BEFORE_NAME.search(text[max(0, begin - _FAR) : begin]), _BEHIND_NAME.match(text, end)
+    return "," in (first[0] if first else "") + (last[0] if last else "")
 
 
 def _writes(line: str, at: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.expansion import outputs, patterns
+from gspo_hpc.importers.scripts.expansion import braces, outputs, patterns
 from gspo_hpc.importers.scripts.expansion.locals import after_locals
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
@@ -60,7 +60,6 @@ _QUOTES = re.compile(rb"['\"\\\\]")
 _IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
 # {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
-_BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
 def text_of(node: Node, scope: Scope) -> str:
@@ -166,14 +165,15 @@ def _region(
         if node.type in ("word", "concatenation"):
             if start == node.start_byte:
                 raw = re.sub(r"^~(?=/|$)|^~[a-z_][a-z0-9_-]*(?=/)|^~[+-](?=/|$)", "$HOME", raw)
-            braced = _BRACES.sub(lambda match: f"$({match[0]})", raw)
-            several = braced != raw
-            raw = braced
+            several, raw = raw != (marked := braces.marked(raw)), marked
         for number, part in enumerate(re.split(r"\\(.)", raw, flags=re.DOTALL)):
             text = part.strip("\n") if number % 2 and part == "\n" else part
             if text:
                 yield Piece(text, splits and not number % 2, several=several, quoted=bool(number % 2))
 
+    if not quoted and node.type == "concatenation" and (text := braces.mixed(source_of(node))):
+        yield Piece(text, several=True)
+        return
     at = begin
     for child in active:
         if child.end_byte <= begin:

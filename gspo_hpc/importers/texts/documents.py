@@ -209,6 +209,10 @@ def hydra_file(
         left |= {flags: "verl's own: its defaults are known"} if flags else {}
         return name, {}
     path = f"{folder}/{name}.yaml"
+    entry = variables.get("entry", "")
+    module = os.path.dirname(entry if entry.endswith(".py") else entry.replace(".", "/"))
+    if "--config-dir" not in given and text_of(place, beside := os.path.join(module, path), written) is not None:
+        path = beside  # Hydra looks for a path beside the module
     if is_unset(name) or text_of(place, path, written) is None:
         raise ValueError(
             f"{flags}: that file sets arguments of the run, and is not at hand: put {plain_path(path)} beside the "

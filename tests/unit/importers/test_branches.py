@@ -100,10 +100,18 @@ def test_a_sourced_file_that_is_no_script_makes_everything_unknown(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("words", "given"),
-    [("data.files={a,b}.parquet", "$({a,b})"), ("~/models/x", "$HOME/models/x"), ("'~/x' \"{a,b}\"", "~/x")],
+    [
+        ("data.files={a,b}.parquet", "$({a,b})"),
+        ("~/models/x", "$HOME/models/x"),
+        ("'~/x' \"{a,b}\"", "~/x"),
+        ("x={$B,3}", "x=$({${B},3})"),
+        ('x={"$B",3}', 'x=$({"$B",3})'),
+        ('"{$B,3}"', "{2,3}"),
+        ("q{${B}}", "q{2}"),
+    ],
 )
 def test_what_a_shell_would_expand_further_is_marked(words: str, given: str) -> None:
-    assert given in " ".join(read_script(f"a {words}")[0].words)
+    assert given in " ".join(read_script(f"B=2\na {words}")[-1].words)
 
 
 def test_nothing_of_a_text_given_to_eval_is_guessed() -> None:

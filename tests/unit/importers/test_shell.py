@@ -43,6 +43,9 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         # conditions, lists and loops whose outcome the script alone decides
         '[ -z "$Q" ] && X=1 || X=2\na $X\n[[ $X -eq 1 && ! $X == 2* ]] && b\n[ "$X" != 1 ] || c',
         "for x in one; do a $x; done\nfor y; do b; done\nwhile [ $# -gt 0 ]; do c; done",
+        "b=/d\na [$b/x,$b/y,./z] q,$b/c --x $b/a.jsonl,$b/b.jsonl x=[$b,$b/y] x=['$b',$b/y] $b=$b,$b",
+        "b=/d\nX=$b,$b/c\nY=$b/a,$b/c\na $X $Y x=[$b-1,$b:2,$b+3,$b@4,$b]",
+        'b=/d\nA=($b/x,$b/y $b)\na "${A[@]}" $((3 + ${#b})) $(echo $b,$b/c)',
         "(X=1; a $X)\nb ${X:-unset}\n{ X=2; }\nc $X",
         'export P=1 "Q=2 3"\nunset P\na ${P:-gone} $Q "$Q"',
         "a == b =~ - = + 2>&1",

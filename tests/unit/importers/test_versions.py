@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -47,10 +49,15 @@ def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
     assert not told(f"{SWIFT} --train_type full")
     assert not told(f"{SWIFT} --tuner_type full --top_p 1 --top_k 50")
     assert told(VERL) == [
-        f"defaults are those of verl 0.9; earlier versions had {ACTOR}.entropy_coeff 0.001 (up to 0.3)"
+        f"defaults are those of verl 0.9; earlier versions had {ACTOR}.entropy_coeff 0.001 (up to 0.3); "
+        f"{ACTOR}.clip_ratio_c none, as algorithm.dual_clip 0 (up to 0.3.0); algorithm.use_kl_in_reward true, with a "
+        "kl_coef of 0.001 unless it is given (up to 0.3.0); data.filter_overlong_prompts true (up to 0.2)"
     ]
     assert f"{ACTOR}.optim.lr_decay_style linear (0.4.1)" in told(f"{VERL} model_engine=megatron")[0]
-    assert not told(f"{VERL} {ACTOR}.entropy_coeff=0")
+    given = f"{ACTOR}.entropy_coeff=0 {ACTOR}.clip_ratio_c=3 data.filter_overlong_prompts=False"
+    assert not told(f"{VERL} {given} algorithm.use_kl_in_reward=False")
+    assert not told(f"{VERL} {given} {ACTOR}.use_kl_loss=True")  # then nothing was taken from the reward
+    assert "clip_ratio_c" not in told(f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo")[0]  # it has no such bound
 
 
 def test_clip_ratio_of_verl_up_to_0_3_is_told() -> None:
@@ -316,3 +323,39 @@ def test_a_share_of_the_rows_is_held_out_where_the_version_is_below_3_6() -> Non
     for words in ("--split_dataset_ratio 0", "--val_dataset test.jsonl", "--eval_strategy no"):
         given = convert(f"{SWIFT} --dataset a.jsonl#1000 --num_infer_workers 4 {words}").config.data
         assert given.train_ratio == 1.0
+
+
+def test_a_mini_batch_above_the_rollout_is_one_update_with_dynamic_sizes() -> None:
+    """verl refuses it without use_dynamic_bsz only; scripts of 2025 have 256 above 64."""
+    sizes = VERL.replace("data.train_batch_size=64", "data.train_batch_size=16")
+    with pytest.raises(ValueError, match="must not be above data.train_batch_size"):
+        convert(sizes)
+    found = convert(f"{sizes} {ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_max_token_len_per_gpu=8192")
+    assert found.config.batch.steps_per_generation == 1
+    assert found.config.batch.global_batch_size == 16 * found.config.batch.num_generations
+    assert any("verl makes one update of a rollout all the same" in line for line in found.differs)
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        (f"{ACTOR}.fsdp_config.model_dtype=bfloat16", "weights that the optimizer keeps are float32 here"),
+        ("reward_model.reward_manager=dapo", "none manages the others"),
+        ("reward.custom_reward_function.path=a.py", "point reward.functions at"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "read with use_kl_in_reward only (up to 0.3.0 without use_kl_loss)"),
+        ("algorithm.filter_groups._target_=a.B", "names the class of these settings"),
+    ],
+)
+def test_reasons_are_those_of_the_argument(argument: str, why: str) -> None:
+    found = convert(f"{VERL} {argument}")
+    assert why in {item.name: item.why for item in found.left}[argument.partition("=")[0]]
+
+
+def test_hydra_looks_for_a_config_beside_the_module(tmp_path: Path) -> None:
+    (tmp_path / "recipe" / "own" / "config").mkdir(parents=True)
+    (tmp_path / "recipe" / "own" / "config" / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\nalgorithm: {norm_adv_by_std_in_grpo: false}\n"
+    )
+    run = VERL.replace("verl.trainer.main_ppo", "recipe.own.main_dapo --config-path=config --config-name=mine")
+    found = convert(run, "verl", folder=tmp_path, name="run.sh")
+    assert not found.config.algorithm.normalize_advantage
