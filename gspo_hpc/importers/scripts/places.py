@@ -11,6 +11,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 
 # What a path may begin with that stands for a folder around the script.
 _HERE = re.compile(r"^(\$\(pwd\)|\$\{?PWD\}?|\$\{?SLURM_SUBMIT_DIR\}?|\$\(git\.\.\.\))/")
+_TOPS = (".git", "LICENSE", "LICENSE.txt", "LICENSE.md", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LARGEST = 1 << 20  # bytes
 
 
@@ -58,9 +59,13 @@ def find_file(name: str, script: Path | None) -> Path | None:
 
 
 def around(folder: Path) -> list[Path]:
-    """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none."""
+    """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none.
+
+    An archive of a repository has no .git, but what stands at the top of one.
+    """
     above = [folder.absolute(), *folder.absolute().parents]
-    root = next((number for number, place in enumerate(above) if (place / ".git").exists()), 0)
+    tops = [number for top in _TOPS for number, place in enumerate(above) if (place / top).exists()]
+    root = tops[0] if tops else 0
     return [folder, *above[1 : root + 1]]
 
 

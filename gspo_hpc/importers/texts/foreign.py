@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,8 +99,23 @@ _PROJECTS: dict[str, _Signs] = {
 }  # fmt: skip
 
 
+# Commands that prepare an environment or files, in which the name of a project is that of a package or a folder.
+_PREPARES = frozenset(
+    ". apt apt-get cd chmod conda cp curl echo export git hf huggingface-cli ln ls mamba micromamba mkdir "
+    "ml module mv pip pip3 popd printf pushd rm rsync source tar touch unset wget".split()
+)
+
+
+def _prepares(words: Sequence[str]) -> bool:
+    """Tell whether a command starts nothing; conda run does, and uv pip does not."""
+    first, second = (*(os.path.basename(word) for word in words[:2]), "", "")[:2]
+    return (first in _PREPARES and second != "run") or (first == "uv" and second in ("pip", "add", "venv", "sync"))
+
+
 def of_words(words: Sequence[str], options: Iterable[str] = ()) -> str | None:
     """Return the project that a command starts, None if it is none of these. `options`: names that are given."""
+    if _prepares(words):
+        return None
     entries = [word for number, word in enumerate(words)
                if number < 3 or word.endswith(".py") or words[number - 1] in ("-m", "--module")]  # fmt: skip
     overrides = {word.lstrip("+~").partition("=")[0] for word in words if "=" in word and not word.startswith("-")}

@@ -219,6 +219,8 @@ def _range(draft: Draft, pins: list[str]) -> tuple[int, int, str]:
             high, why = min(high, version if patch not in (None, "0") else version - 1), pin
         elif sign == "~=" and major == "0":
             high, why = min(high, _ZERO - 1), pin
+    if low == high:  # a pin of one version is right, whatever arguments a script still has
+        return low, high, why
     names = [name for name in draft.values if not is_null(draft.values[name])] if UNSLOTH not in draft.variables else []
     low = max([low, *(_BEGAN[name] for name in names if name in _BEGAN)])
     for name in names:

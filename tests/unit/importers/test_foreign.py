@@ -196,3 +196,15 @@ def test_a_script_of_areal_is_named_without_its_yaml(line: str) -> None:
 def test_words_after_the_yaml_of_trl_are_a_mistake() -> None:
     with pytest.raises(ValueError, match=r"^--config a.yaml b.yaml x=1: TRL reads one file, and no words after it$"):
         convert("python3 train_grpo.py --config a.yaml b.yaml x=1\n")
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["conda activate rl", "source rl", "mkdir -p rl", "pip install skyrl", "uv add trlx", "ml load rl"],
+)
+def test_an_environment_with_the_name_of_a_project_makes_no_run_of_it(before: str) -> None:
+    """`conda activate rl` was called a run of prime-rl, whatever was started in it."""
+    run = "accelerate launch --num_processes 4 grpo.py --num_generations 4 --per_device_train_batch_size 4"
+    assert convert(f"{before}\n{run}\n").project == "TRL"
+    with pytest.raises(ValueError, match="a run of prime-rl"):
+        convert("conda run rl @ config.toml\n")

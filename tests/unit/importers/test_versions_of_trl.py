@@ -112,3 +112,22 @@ def test_requirements_beside_a_script_show_the_version(tmp_path: Path) -> None:
     # what the script itself installs counts, and a text from standard input lies nowhere
     assert convert(f"pip install trl==0.19.0\n{TRL}", folder=tmp_path, name="run.sh").config.algorithm.kl_beta == 0.0
     assert convert(TRL, folder=tmp_path).config.algorithm.kl_beta == 0.0
+
+
+def test_a_pin_of_one_version_wins_over_arguments_that_others_have() -> None:
+    """A YAML with vllm_device (up to 0.17) beside vllm_mode (since 0.18) made a pin count no more."""
+    words = "--use_vllm --vllm_mode colocate --vllm_device auto"
+    found = convert(f"pip install trl==0.21.0\n{TRL} {words}")
+    assert found.config.algorithm.correction == "none"
+    assert any(line.startswith("trl==0.21.0: defaults of that version are taken") for line in found.assumed)
+
+
+def test_a_file_above_the_script_is_found_in_an_archive_of_a_repository(tmp_path: Path) -> None:
+    for folder in ("scripts", "configs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "configs" / "a.yaml").write_text("num_generations: 4\nbeta: 0.3\nper_device_train_batch_size: 4\n")
+    run = "accelerate launch --num_processes 4 grpo.py --config configs/a.yaml"
+    with pytest.raises(ValueError, match="put it beside the script"):
+        convert(run, folder=tmp_path / "scripts", name="run.sh")
+    (tmp_path / "LICENSE").write_text("MIT")
+    assert convert(run, folder=tmp_path / "scripts", name="run.sh").config.algorithm.kl_beta == 0.3
