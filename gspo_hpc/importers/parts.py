@@ -266,12 +266,15 @@ def data(draft: Draft, name: str, key: str) -> None:
         draft.drop(name, f"{text}: name them, or write {rows}, each with its prompt, to such a file")
 
 
-def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str) -> int:
-    """Put rollout.max_prompt_length: from its own argument, or what the engine's window leaves beside the response."""
+def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str, apart: bool = False) -> int:
+    """Put rollout.max_prompt_length: from its own argument, or what the engine's window leaves beside the response.
+
+    `apart`: engines with GPUs of their own are the trainer's all the same, and no server with a window of its own.
+    """
     given, whole = draft.whole(name), draft.whole(window)
     if given is not None:
         draft.put("rollout.max_prompt_length", given, name, comment)
-        served = draft.settings.get("rollout.mode", ("", ""))[0] == "server"  # which has a window of its own
+        served = draft.settings.get("rollout.mode", ("", ""))[0] == "server" and not apart
         if whole is not None and whole < given + response and not served:
             draft.assumed.append(
                 f"{draft.label(window)}: an engine of {draft.source.project} stops there, and here at "

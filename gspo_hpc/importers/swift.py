@@ -37,7 +37,6 @@ _LORA = adapters.Lora(
         "target_regex",
         "target_parameters",
         "modules_to_save",
-        "adapters",
         "use_dora",
         "lora_bias",
         "lorap_lr_ratio",
@@ -125,8 +124,10 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
             draft.wrong("rollout.gpus", f"must be divisible by vllm_tensor_parallel_size ({tp})")
         parts.beside(draft, nodes, each, max(1, apart // tp), tp, "the group rollout")
     elif versions.mode(draft) == "server":
-        hosted = server(commands, "swift", "rollout", r"swift[./]cli[./]rollout")
-        parts.server(draft, nodes, each, hosted, "swift rollout")
+        for verb in ("rollout", "deploy"):  # the latter up to 3.3
+            if hosted := server(commands, "swift", verb, rf"swift[./]cli[./]{verb}"):
+                break
+        parts.server(draft, nodes, each, hosted, f"swift {verb if hosted else 'rollout'}")
         if draft.switch("async_generate"):
             draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
     elif count := versions.engines_apart(draft, each):
@@ -294,6 +295,12 @@ def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:
     """Put the adapters of a tuner; only LoRA's have a counterpart. `rate`: of learning, with its default."""
     if kind == "lora":
         adapters.put(draft, "tuner_type", _LORA)
+        if is_unset(draft.values.get("adapters")):
+            draft.sure("adapters", "")  # reports it
+        elif draft.given("adapters") and len(found := draft.texts("adapters")) == 1:
+            draft.keep("adapter.path", "adapters", found[0])
+        elif draft.given("adapters"):
+            draft.drop("adapters", "adapter.path is one folder")
     else:
         parts.adapters(draft, "tuner_type", rate, default)
 
@@ -307,9 +314,10 @@ def generation(draft: Draft) -> None:
         "vllm_max_model_len",
         response,
         f"from max_length, which bounds the prompt in {draft.source.project}",
+        apart=not versions.addressed(draft),
     )
     draft.put("rollout.max_response_length", response, "max_completion_length")
-    _sampling(draft)
+    versions.sampling(draft)
     if draft.texts("multi_turn_scheduler"):
         parts.turns(draft, "multi_turn_scheduler")
     megatron = draft.source.project != "ms-swift"  # whose engines are vLLM's in any case
@@ -331,20 +339,6 @@ def generation(draft: Draft) -> None:
             "neither reward_funcs nor reward_model is given: ms-swift then needs an environment (use_gym_env) for "
             "rewards, perhaps of several turns; here a reward function grades one completion"
         )
-
-
-def _sampling(draft: Draft) -> None:
-    """Put top_p and top_k, whose defaults were others in ms-swift 3."""
-    third = versions.third(draft)
-    text = f"default of ms-swift 3, which has {third}; 4 has {{}}"
-    cut, most = (0.9, 50) if third else (1.0, -1)
-    for name, value, present in (
-        ("top_p", draft.number("top_p", cut), "1"),
-        ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
-    ):
-        assumed = bool(third) and not draft.given(name) and draft.values.get(name) is None
-        draft.put(f"rollout.{name}", value, None if assumed else name, text.format(present) if assumed else "")
-    versions.tell(draft, third)
 
 
 def _sleep(draft: Draft) -> None:

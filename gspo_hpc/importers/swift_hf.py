@@ -7,14 +7,11 @@ of ms-swift 4.
 
 from __future__ import annotations
 
-import math
-
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import swift, swift_ray, trl
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.scripts.shell import Command
-
-_LEAST = 16  # completions of an update that gradient_accumulation_steps is chosen for where it is not given
+from gspo_hpc.importers.versions import swift as versions
 
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
@@ -58,14 +55,7 @@ def _devices(draft: Draft) -> None:
 def _batch(draft: Draft, processes: int) -> int:
     """Put the batch sizes; return completions per optimizer step."""
     size = draft.whole("per_device_train_batch_size", 1) or 1
-    if not draft.given("gradient_accumulation_steps"):
-        default = max(1, math.ceil(_LEAST / size / processes))
-        if default > 1:
-            text = f"gradient_accumulation_steps is not given: {default}, as ms-swift chooses for {processes} processes"
-            draft.assumed.append(text)
-    else:
-        default = 1
-    accumulated = draft.whole("gradient_accumulation_steps", default) or 1
+    accumulated = versions.accumulated(draft, size, processes)
     return trl.batch(draft, processes, size, accumulated, "ms-swift")
 
 

@@ -126,7 +126,8 @@ def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, n
             continue
         names = [key for key in {**found.values, **other.values} if found.values.get(key) != other.values.get(key)]
         for before, after in ((found.variables, other.variables), (found.launcher, other.launcher)):
-            names += [key for key in _SIZES if before.get(key) != after.get(key)]
+            moved = [key for key in _SIZES if before.get(key) != after.get(key)]
+            names += [key for key in moved if key != variable or key in before]  # else only this test sets it
         if names:
             told = ", ".join(dict.fromkeys(names))
             more = "a batch system or a launcher may set another value"

@@ -5,6 +5,7 @@ Arguments show it: some that version 3 has are called otherwise in 4, or gone; a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from gspo_hpc.importers import parts as parts
@@ -19,6 +20,7 @@ _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
     "loss_type": "bnpo, a mean over the tokens of a micro-batch (up to 3.3)",
     "adam_beta2": "0.999 (up to 3.2.1)",
 }
+_LEAST = 16  # completions of an update, for which gradient_accumulation_steps is chosen up to 3.6
 _WORKERS = "num_infer_workers"
 _EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
@@ -56,6 +58,35 @@ def processes(draft: Draft, variables: Mapping[str, str]) -> int | None:
     return 1
 
 
+def accumulated(draft: Draft, size: int, processes: int) -> int:
+    """Return gradient_accumulation_steps; `size`: completions of a micro-batch of each of the `processes`."""
+    name, sign = "gradient_accumulation_steps", third(draft)
+    found = draft.whole(name)
+    if found is not None:
+        slept = draft.text("sleep_level") not in (None, "0")
+        if slept and found > 1 and sign == "tools_prompt":
+            draft.assumed.append(f"{draft.label(name)}: ms-swift up to 3.3 makes it 1 beside sleep_level")
+            draft.drop(name, "ms-swift up to 3.3 makes it 1 beside sleep_level")
+            return 1
+        if slept and found > 1 and sign in _EARLY:
+            draft.assumed.append(f"{draft.label(name)}: up to 3.3 ms-swift makes it 1 beside sleep_level")
+        return found
+    early = max(1, math.ceil(_LEAST / size / processes))
+    if sign in _EARLY:
+        draft.assumed.append(f"{name} is not given: {early}, as ms-swift up to 3.6 chooses for {processes} processes")
+        return early
+    if early > 1 and not draft.given("tuner_type"):  # of version 4
+        draft.assumed.append(
+            f"{name} is not given: 1; ms-swift up to 3.6 chooses {early}, for {_LEAST} completions an update"
+        )
+    return 1
+
+
+def addressed(draft: Draft) -> bool:
+    """Tell whether a run names a server, which has a window of its own."""
+    return any(draft.given(name) for name in _SERVERS) or draft.text("vllm_mode") == "server"
+
+
 def mode(draft: Draft) -> str:
     """Return where vLLM runs, colocate or server.
 
@@ -89,6 +120,20 @@ def engines_apart(draft: Draft, each: int) -> int:
     return 0 if count == each else count
 
 
+def sampling(draft: Draft) -> None:
+    """Put top_p and top_k, whose defaults were others in ms-swift 3."""
+    sign = third(draft)
+    text = f"default of ms-swift 3, which has {sign}; 4 has {{}}"
+    cut, most = (0.9, 50) if sign else (1.0, -1)
+    for name, value, present in (
+        ("top_p", draft.number("top_p", cut), "1"),
+        ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
+    ):
+        assumed = bool(sign) and not draft.given(name) and draft.values.get(name) is None
+        draft.put(f"rollout.{name}", value, None if assumed else name, text.format(present) if assumed else "")
+    tell(draft, sign)
+
+
 def tell(draft: Draft, sign: str) -> None:
     """Tell which defaults were taken, and which ones another version had; `sign`: see :func:`third`."""
     earlier = dict(_HELD)
@@ -96,6 +141,12 @@ def tell(draft: Draft, sign: str) -> None:
         earlier |= _EARLIEST
         if draft.switch("use_vllm") and sign not in _EARLY and not any(draft.given(name) for name in _SERVERS):
             earlier[_WORKERS] = "1, an engine on a GPU beside those that train (up to 3.4)"
+        if not draft.given("top_p") or not draft.given("top_k"):
+            earlier["repetition_penalty"] = "that of the model's generation_config, as top_p and top_k (up to 3.1)"
+    elif draft.source.project != "ms-swift":
+        earlier["beta"] = "0.1 (up to 3.11)"
+        if draft.given("wandb_project"):
+            earlier["report_to"] = "wandb, since wandb_project is given (up to 3.11)"
     if not sign:
         held = {} if draft.given("tuner_type") else earlier  # 3 has no tuner_type
         parts.earlier(draft, "ms-swift 4.5", {**_FOURTH, **held})

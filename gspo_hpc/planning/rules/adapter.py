@@ -88,10 +88,11 @@ def _rank(plan: PlanBuilder) -> Iterator[str]:
 @rule(AdapterRule.ADAPTER_DENSE_MODEL, "adapters need a model without experts")
 def _dense(plan: PlanBuilder) -> Iterator[str]:
     arch = plan.architecture
-    mixed = plan.model_file.experts or (arch is not None and (arch.experts is not None or arch.mixers))
-    if _adapted(plan) and mixed:
+    experts = plan.model_file.experts or (arch is not None and arch.experts is not None)
+    if _adapted(plan) and (experts or (arch is not None and arch.mixers)):
+        lacking = "experts" if experts else "layers of linear attention or a state space"
         yield (
-            "adapter.type: lora needs a model of dense layers: this version has no adapters for experts; train the "
+            f"adapter.type: lora needs a model of dense layers: this version has no adapters for {lacking}; train the "
             "whole model with adapter.type=null"
         )
 

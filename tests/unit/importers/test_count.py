@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-RUN = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --num_generations 4 --learning_rate {}\n"
+RUN = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --num_generations 4 --gradient_accumulation_steps 4 "
+RUN += "--learning_rate {}\n"
 
 
 def count(folder: Path, *options: str) -> list[str]:
@@ -46,7 +47,7 @@ def test_the_second_set_takes_the_first_runs_of_each_checkout_and_sums_them_up(t
         for number in range(files):
             (folder / f"{number if files > 1 else 'grpo_train'}.sh").write_text(RUN.format("1e-6"))
         (folder / "sft.sh").write_text("swift sft --model x\n")
-    large = RUN.format("1e-6 --per_device_train_batch_size 64 --gradient_accumulation_steps 1")
+    large = RUN.format("1e-6 --per_device_train_batch_size 64").replace("steps 4", "steps 1")
     (tmp_path / "Option-R1/grpo_train.sh").write_text(large)
     lines = count(tmp_path, "--set", "second", "--list")
     assert lines[2:5] == [

@@ -125,10 +125,10 @@ def test_a_rollout_without_whole_groups_is_refused_as_there(run: str, rollout: i
 
 
 @pytest.mark.parametrize(("size", "processes", "accumulated"), [(1, 3, 6), (2, 3, 3), (3, 1, 6), (1, 32, 1)])
-def test_micro_batches_that_ms_swift_chooses_make_at_least_16_completions(
+def test_micro_batches_that_ms_swift_chose_up_to_3_6_make_at_least_16_completions(
     size: int, processes: int, accumulated: int
 ) -> None:
     """They are rounded up: 16 / 3 is 6."""
-    words = f"--rlhf_type grpo --num_generations 2 --beta 0 --per_device_train_batch_size {size}"
+    words = f"--rlhf_type grpo --num_generations 2 --beta 0 --per_device_train_batch_size {size} --vllm_device auto"
     found = convert(f"swift rlhf {words}", gpus=processes)
     assert found.config.batch.global_batch_size == size * processes * accumulated

@@ -325,7 +325,12 @@ def test_local_variables_of_a_function_are_followed(function: str, call: str, lr
 @pytest.mark.parametrize(("size", "processes", "update"), [(3, 2, 18), (5, 2, 20), (16, 1, 16), (3, 8, 24), (7, 1, 21)])
 def test_accumulation_that_is_chosen_reaches_16_completions(size: int, processes: int, update: int) -> None:
     command = f"NPROC_PER_NODE={processes} swift rlhf --rlhf_type grpo --per_device_train_batch_size {size}"
-    assert convert(f"{command} --num_generations 2").config.batch.global_batch_size == update
+    words = f"{command} --num_generations 2"
+    assert convert(f"{words} --vllm_device auto").config.batch.global_batch_size == update  # a sign of 3.5 or before
+    found = convert(words)  # since 3.7 there is no accumulation
+    assert found.config.batch.global_batch_size == size * processes
+    told = [line for line in found.assumed if line.startswith("gradient_accumulation_steps is not given: 1; ms-swift")]
+    assert bool(told) is (update > size * processes)
 
 
 @pytest.mark.parametrize("rollout", ["--steps_per_generation 2", "--generation_batch_size 64"])

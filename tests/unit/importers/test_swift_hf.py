@@ -60,9 +60,15 @@ def test_sizes(size: int, accumulated: int, processes: int, updates: int, by_siz
 
 
 def test_accumulation_that_is_not_given_is_chosen_as_it_chooses_it() -> None:
-    found = convert("NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --per_device_train_batch_size 1 --num_generations 4")
+    """Since 3.7 there is none for GRPO (`_set_default` of rlhf_args.py); before, updates had 16 completions or more."""
+    run = "NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --per_device_train_batch_size 1 --num_generations 4"
+    found = convert(run)
+    assert found.config.batch.global_batch_size == 4 and found.config.batch.steps_per_generation == 1
+    assert any("gradient_accumulation_steps is not given: 1; ms-swift up to 3.6" in line for line in found.assumed)
+    found = convert(f"{run} --num_infer_workers 1")
     assert found.config.batch.global_batch_size == 16 and found.config.batch.steps_per_generation == 1
     assert any("gradient_accumulation_steps is not given: 4" in line for line in found.assumed)
+    assert not any("gradient_accumulation" in line for line in convert(f"{run} --tuner_type full").assumed)  # 4
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
     assert told(SWIFT) == [
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2); "
         "split_dataset_ratio 0.01 (up to 3.5); loss_type bnpo, a mean over the tokens of a micro-batch (up to 3.3); "
-        "adam_beta2 0.999 (up to 3.2.1)"
+        "adam_beta2 0.999 (up to 3.2.1); repetition_penalty that of the model's generation_config, as top_p and top_k "
+        "(up to 3.1)"
     ]
     assert "loss_type" not in told(f"{SWIFT} --use_vllm true --vllm_mode colocate")[0]
     assert "loss_type" not in told(MEGATRON_SWIFT)[0]

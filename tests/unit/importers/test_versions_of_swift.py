@@ -87,3 +87,46 @@ def test_the_earlier_name_of_a_scheduler_of_turns_says_the_same() -> None:
         convert(f"NPROC_PER_NODE=2 {HF} --{name} f").differs for name in ("multi_turn_func", "multi_turn_scheduler")
     ]
     assert len(lines[0]) == len(lines[1]) > 0
+
+
+def test_sleep_made_accumulation_1_up_to_3_3() -> None:
+    words = f"NPROC_PER_NODE=4 {HF} --gradient_accumulation_steps 4 --sleep_level 1 --use_vllm true"
+    assert convert(words).config.batch.global_batch_size == 64
+    found = convert(f"{words} --num_infer_workers 4")
+    assert found.config.batch.global_batch_size == 64 and told(found, "--gradient_accumulation_steps 4: up to 3.3")
+    found = convert(f"{words} --tools_prompt react_en")  # of 3.3 or before
+    assert found.config.batch.global_batch_size == 16 and told(found, "--gradient_accumulation_steps 4: ms-swift up to")
+
+
+def test_a_window_counts_for_engines_of_the_run_and_not_for_a_server() -> None:
+    window = "--max_length 4096 --max_completion_length 2048 --vllm_max_model_len 4096 --use_vllm true"
+    assert told(
+        convert(f"NPROC_PER_NODE=2 {HF} {window} --num_infer_workers 1"), "--vllm_max_model_len 4096: an engine"
+    )
+    assert not told(convert(f"NPROC_PER_NODE=2 {HF} {HOST} {window}"), "--vllm_max_model_len 4096: an engine")
+
+
+def test_a_server_was_started_by_swift_deploy_up_to_3_3() -> None:
+    serve = "CUDA_VISIBLE_DEVICES=0,1 swift deploy --model m --infer_backend vllm --tensor_parallel_size 2 &"
+    found = convert(f"{serve}\nNPROC_PER_NODE=4 {HF} {HOST}\n")
+    assert (found.config.rollout.tensor_parallel_size, found.config.cluster.gpus_per_node) == (2, 6)
+    assert not any("is not in the script" in line for line in found.assumed)
+
+
+def test_adapters_to_begin_with_are_carried_over() -> None:
+    """They were left out, since "adapters have nothing of the kind here"."""
+    found = convert(f"NPROC_PER_NODE=2 {HF} --tuner_type lora --adapters out/checkpoint-9")
+    assert (found.config.adapter.type, found.config.adapter.path) == ("lora", "out/checkpoint-9")
+    found = convert(f"NPROC_PER_NODE=2 {HF} --tuner_type lora --adapters a b")
+    assert found.config.adapter.path is None and "adapters" in {item.name for item in found.left}
+
+
+def test_defaults_of_earlier_versions_of_megatron_swift_are_told() -> None:
+    lines = told(convert(f"{MEGATRON} --wandb_project p"), "defaults are those of")
+    assert "beta 0.1 (up to 3.11)" in lines[0] and "report_to wandb, since wandb_project is given" in lines[0]
+    assert "beta" not in told(convert(f"{MEGATRON} --beta 0.04"), "defaults are those of")[0]
+
+
+def test_a_default_that_is_only_shown_decides_nothing() -> None:
+    shown = 'echo "GPUs: ${CUDA_VISIBLE_DEVICES:-not set}"'
+    assert not told(convert(f"{shown}\nNPROC_PER_NODE=2 {HF}\n"), "$CUDA_VISIBLE_DEVICES")
