@@ -1,9 +1,9 @@
-"""Few threads, no network and no account for all tests; and the two lanes that they run in.
+"""Few threads, no network and no account for all tests; and the lanes that they run in.
 
-tools/test.sh starts two pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
+tools/test.sh starts three pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
 shares something expensive: the ranks of gloo, the engines, the undisturbed runs, the Slurm cluster. The Slurm tier
-comes first and takes one worker. It mostly waits for Slurm's clocks, so the other worker computes beside it, at a
-lower priority: what is timed on the cluster must not wait for a test that computes.
+comes first and takes one worker. It mostly waits for Slurm's clocks, so the others compute beside it, at a lower
+priority: what is timed on the cluster must not wait for a test that computes.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class Lanes(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Give pytest-xdist this scheduler: its own keeps files together, or nothing, but no tiers."""
     return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that any worker may take last, so that none has a long tier before it while the others are idle."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: f"tests/{item.path.relative_to(Path(__file__).parent).as_posix()}" in ALONE)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,9 +8,9 @@ usage() {
 usage: bash tools/test.sh [--quick] [pytest arguments]
 
 Sets up the environment for the tests, checks formatting, style, types and the layers between sub-packages, and runs
-the tests on two workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of four
-nodes on this machine, and installs it with apt-get if it is missing. The other runs, quick ones first, the tiers unit
-(plain Python), torch, browser (pages in Chromium), gloo (Megatron-Core ranks), engine (vLLM) and run (whole runs).
+the tests on three workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of
+four nodes on this machine, and installs it with apt-get if it is missing. The others run, quick ones first, the tiers
+unit (plain Python), torch, browser (pages in Chromium), gloo (Megatron-Core ranks), run (whole runs) and engine (vLLM).
 
   --quick   run only the tiers unit and torch
   --help    show this text
@@ -34,7 +34,7 @@ done
 cd "$PROJECT"
 bash tools/setup_env.sh --dev
 
-TIERS=(slurm unit torch browser gloo engine run) # a worker takes the first, the other begins with the second
+TIERS=(slurm unit torch browser gloo run engine) # a worker takes the first, the others begin with the second
 [ "$QUICK" = 0 ] || TIERS=(unit torch)
 FOLDERS=()
 if [ "$NAMED" = 0 ]; then
@@ -53,6 +53,6 @@ say "layers"
 say "tests"
 # Small tests on a few cores: more threads than one a process only get in each other's way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-# Two workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.
-[ "$NAMED" = 1 ] || ARGUMENTS=(-n 2 --dist loadscope --no-loadscope-reorder "${ARGUMENTS[@]}")
+# Three workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.
+[ "$NAMED" = 1 ] || ARGUMENTS=(-n 3 --dist loadscope --no-loadscope-reorder "${ARGUMENTS[@]}")
 exec "$PYTHON" -m pytest "${FOLDERS[@]}" "${ARGUMENTS[@]}" </dev/null
