@@ -372,11 +372,10 @@ class Draft:
             if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
                 self._unset(name, text)
             elif not self._is_known(name):
-                if nearest := misspelt(name, self.source.table.like(name)):
-                    flag = self.source.flag
-                    self.refuse(
-                        f"{self._file(name)}unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}"
-                    )
+                added = self.variables.get("added", "").split()  # by a + of Hydra, which makes a new key
+                if name not in added and (nearest := misspelt(name, self.source.table.like(name))):
+                    flag, place = self.source.flag, self._file(name)
+                    self.refuse(f"{place}unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
             elif keys := self._nulls.get(name):
                 self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):

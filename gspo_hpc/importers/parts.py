@@ -255,7 +255,7 @@ def model(draft: Draft, name: str) -> None:
 def data(draft: Draft, name: str, key: str) -> None:
     """Put data.train or data.eval where it is one file that can be read here."""
     files = draft.texts(name)
-    if len(files) == 1 and files[0].split("#")[0].endswith(DATA_FILES):
+    if len(files) == 1 and (files[0].split("#")[0].endswith(DATA_FILES) or re.fullmatch(r"\$\{?\w+\}?", files[0])):
         path = files[0].split("#")[0]
         draft.keep(key, name, path)
         if "#" in files[0]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gspo_hpc.importers import adapters, prompt_texts, report, tables
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.objective import groups
 from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -178,23 +179,26 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
                 more = f" x {sequence} GPUs that share a sequence" if sequence > 1 else ""
                 text = f"{tokens.rpartition('.')[2]} {most}{more}"
                 draft.put(f"batch.{prefix}micro_batch_tokens", most * sequence, tokens, text)
-            draft.drop(size, "verl does not read it with use_dynamic_bsz")
-        elif (count := draft.whole(size)) is not None:
+            for given in (size, size.removesuffix("_per_gpu")):
+                draft.drop(given, "verl does not read it with use_dynamic_bsz")
+            continue
+        if (count := draft.whole(size)) is not None:
             draft.put(f"batch.{prefix}micro_batch_size", count, size)
+        if draft.given(together := size.removesuffix("_per_gpu")):
+            draft.drop(together, "it is the size of all GPUs together: give the size per GPU")
     if not dynamic and not draft.given(passes[0][1]) and not is_unset(draft.values.get(passes[0][1])):
         draft.assumed.append(f"{passes[0][1]} is not given: set batch.micro_batch_size or batch.micro_batch_tokens")
-    for name in (
-        f"{ACTOR}.ppo_micro_batch_size",
-        f"{ROLLOUT}.log_prob_micro_batch_size",
-        f"{REF}.log_prob_micro_batch_size",
-    ):
-        draft.drop(name, "it is the size of all GPUs together: give the size per GPU") if draft.given(name) else None
 
 
 def _generation(draft: Draft) -> None:
     if (kind := draft.text("trainer.v1.trainer_mode") or "sync") != "sync" and draft.switch("trainer.use_v1", True):
         parted = "completions that an update interrupts go on with newer weights, and here they are whole before it"
         draft.refuse(f"trainer.v1.trainer_mode={kind}: {parted if kind == 'colocate_async' else f'it {report.AHEAD}'}")
+    mode = draft.text(f"{ROLLOUT}.mode")
+    if mode is not None and mode not in ("sync", "async") and not is_unset(mode):
+        draft.assumed.append(
+            f"{draft.label(f'{ROLLOUT}.mode')}: verl has sync and async, and this may generate otherwise"
+        )
     if draft.switch("trainer.val_only"):
         draft.refuse("trainer.val_only=True: nothing is trained, only evaluated")
     draft.put("rollout.top_k", draft.whole(f"{ROLLOUT}.top_k", -1, least=-1) or -1, f"{ROLLOUT}.top_k")
@@ -265,10 +269,17 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
     steps, epochs = draft.whole(_STEPS), draft.whole("trainer.total_epochs", 30) or 30
     made = f"{updates} updates of a rollout"
     whole: int | None = None
-    if steps is not None:
+    if steps is not None and rows is not None and rows // prompts * epochs < steps:
+        whole = max(1, rows // prompts * epochs * updates)
+        text = f"{epochs} epochs of {rows} // {prompts} rollouts x {made}, before total_training_steps {steps}"
+        draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs", _STEPS))
+    elif steps is not None:
         whole = steps * updates
         draft.put("run.max_steps", whole, comment=f"total_training_steps {steps} x {made}", of=(_STEPS,))
-        draft.drop("trainer.total_epochs", "total_training_steps takes precedence over it")
+        ends = f"a run of verl also ends after {epochs} epochs, if these come before total_training_steps"
+        draft.drop("trainer.total_epochs", ends if rows is None else f"the steps come before {epochs} epochs")
+        if rows is None:
+            draft.assumed.append(f"{ends}: give --rows N")
     elif rows is not None:
         whole = max(1, rows // prompts * epochs * updates)
         text = f"{epochs} epochs of {rows} // {prompts} rollouts x {made}"
@@ -341,7 +352,7 @@ def _saving(draft: Draft, updates: int) -> None:
                 f"verl saves nothing ({name} -1{', its default' if not draft.given(name) else ''}), not even the last"
             )
             draft.put(key, tables.default_of(key), comment=text)
-        elif key == "eval.interval" and draft.given("data.val_files"):
+        elif key == "eval.interval" and not is_null(draft.values.get("data.val_files")):
             text = f"{name} {count}: verl evaluates neither during training nor after it (up to 0.2, after it)"
             draft.put("eval.after", False, comment=text, of=(name,))
         else:

@@ -21,6 +21,7 @@ from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
 _NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
+_OF_VERL = re.compile(r"\+?(actor_rollout_ref\.\w|algorithm\.adv_estimator=)")
 _OMITTED = ("...", "…", "[...]")  # as a page writes for what it leaves out
 _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
 _VERLS_ENTRY = re.compile(
@@ -92,6 +93,11 @@ def from_command(
             if source == "verl":
                 return _make("verl", command, number, number + 1, commands, place)
             others.append(_other_entry(word, words))
+            return None
+        if (entry or word.endswith(".py")) and any(map(_OF_VERL.match, words[number + 1 :])):
+            if source == "verl":
+                return _make("verl", command, number, number + 1, commands, place)
+            others.append(f"{word} is another trainer, with arguments of verl: --from verl takes it for main_ppo")
             return None
         if word.endswith(".py") and not word.startswith("-"):
             return _from_python_file(command, number, commands, place, source, others)

@@ -360,3 +360,53 @@ def test_hydra_looks_for_a_config_beside_the_module(tmp_path: Path) -> None:
     run = VERL.replace("verl.trainer.main_ppo", "recipe.own.main_dapo --config-path=config --config-name=mine")
     found = convert(run, "verl", folder=tmp_path, name="run.sh")
     assert not found.config.algorithm.normalize_advantage
+
+
+@pytest.mark.parametrize("path", ["data/b.parquet", "$HOME/b.parquet", "$DATA/b.parquet", "[a.parquet,b.parquet]"])
+def test_no_evaluation_by_steps_is_none_after_the_run_however_the_data_are_named(path: str) -> None:
+    found = convert(f"{VERL} trainer.test_freq=-1 data.val_files={path}")
+    assert not found.config.eval.after
+    assert convert(f"{VERL} trainer.test_freq=-1").config.eval.after  # without data there is none in any case
+
+
+def test_epochs_end_a_run_of_verl_before_its_steps() -> None:
+    run = f"{VERL} trainer.total_training_steps=600 trainer.total_epochs=2"
+    assert convert(run, rows=7473).config.run.max_steps == 7473 // 64 * 2 * 2  # two updates of a rollout
+    assert convert(run, rows=10**6).config.run.max_steps == 1200
+    found = convert(run)
+    assert found.config.run.max_steps == 1200
+    assert any("also ends after 2 epochs" in line for line in found.assumed)
+
+
+def test_a_mode_of_generation_that_verl_does_not_have_is_told() -> None:
+    assert any("rollout.mode=search: verl has sync and async" in line
+               for line in convert(f"{VERL} actor_rollout_ref.rollout.mode=search").assumed)  # fmt: skip
+    assert not any("verl has sync" in line for line in convert(f"{VERL} actor_rollout_ref.rollout.mode=async").assumed)
+
+
+def test_a_script_of_ones_own_with_arguments_of_verl_is_read_if_it_is_said_to_be_verls() -> None:
+    run = VERL.replace("python -m verl.trainer.main_ppo", "python scripts/run_grpo_train.py")
+    with pytest.raises(ValueError, match="with arguments of verl: --from verl takes it for main_ppo"):
+        convert(run)
+    assert convert(run, "verl").config.batch.num_generations == 8
+
+
+def test_a_key_that_hydra_adds_is_no_typo() -> None:
+    found = convert(f"{VERL} +actor_rollout_ref.rollout.model=search actor_rollout_ref.rollout.mode=async")
+    assert any("rollout.model=search" in line for line in [*found.dropped, found.text])
+    with pytest.raises(ValueError, match="nearest: actor_rollout_ref.rollout.mode"):
+        convert(f"{VERL} actor_rollout_ref.rollout.model=search")
+
+
+def test_a_command_that_eval_is_given_is_read_although_a_part_of_it_is_not_known() -> None:
+    found = convert(f'T=$(date +%s)\nCMD="{VERL} trainer.experiment_name=x-${{T}}"\neval $CMD\n', name="run.sh")
+    assert found.config.batch.num_generations == 8
+    with pytest.raises(ValueError):
+        convert(f'CMD="$(cat command.txt) {VERL}"\neval $CMD\n', name="run.sh")
+
+
+def test_a_size_of_all_gpus_is_not_read_with_dynamic_sizes() -> None:
+    size = "actor_rollout_ref.rollout.log_prob_micro_batch_size"
+    words = f"{size}=160 {ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_max_token_len_per_gpu=8192"
+    assert "does not read it with use_dynamic_bsz" in why(f"{VERL} {words}")[size]
+    assert "give the size per GPU" in why(f"{VERL} {size}=160")[size]

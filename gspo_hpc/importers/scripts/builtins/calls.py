@@ -20,6 +20,7 @@ _HARMLESS = ("activate", "conda.sh", "mamba.sh", "bashrc", "bash_profile", "prof
 # An assignment to a variable whose name is not known: $k=3
 NAMED_LATER = re.compile(r"(?:^|[;&|\n])\s*\w*\$\{?\w+\}?\w*\s*[-+*/%|&^]?=(?!=)")
 # What eval is given of a tool that sets up the shell: eval "$(conda shell.bash hook)".
+_PLAIN = re.compile(r"\s*[\w./-]+\s+[\w./-]")  # a command whose name and first word are known
 _HOOK = re.compile(
     r"\s*[\"']?\$(?:\(\s*['\"]?(?:[\w./~-]*/|\$\{?\w+\}?/[\w./-]*)?"
     r"(?:conda|mamba|micromamba|modulecmd|ssh-agent|pyenv|direnv|brew)['\"]?(?:\.\.\.)?[^()]*\)|\(\$\{?(?:CONDA|MAMBA)_EXE"
@@ -102,11 +103,12 @@ def evaluated(reader: Reader, text: str) -> None:
     """Follow the text that eval is given; what sets up the shell (conda) sets nothing that a run is made of."""
     if _HOOK.fullmatch(text):
         return
-    if len(reader.frames) >= DEEPEST or re.search(r"\$\(|`", text):
+    partly = re.search(r"\$\(|`", text) is not None
+    if len(reader.frames) >= DEEPEST or (partly and not _PLAIN.match(text)):
         reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
         return
     whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
-    lost = NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
+    lost = partly or NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
     reader.frames.append(None)
     reader.walk(parse(text).root_node.named_children)
     reader.frames.pop()
