@@ -94,7 +94,8 @@ def from_command(
                 return _make("verl", command, number, number + 1, commands, place)
             others.append(_other_entry(word, words))
             return None
-        if (entry or word.endswith(".py")) and any(map(_OF_VERL.match, words[number + 1 :])):
+        begins = (entry or word.endswith(".py")) and "=" not in word
+        if begins and any(map(_OF_VERL.match, words[number + 1 :])):
             if source == "verl":
                 return _make("verl", command, number, number + 1, commands, place)
             others.append(f"{word} is another trainer, with arguments of verl: --from verl takes it for main_ppo")

@@ -389,6 +389,9 @@ def test_a_script_of_ones_own_with_arguments_of_verl_is_read_if_it_is_said_to_be
     with pytest.raises(ValueError, match="with arguments of verl: --from verl takes it for main_ppo"):
         convert(run)
     assert convert(run, "verl").config.batch.num_generations == 8
+    words = "reward.custom_reward_function.path=a/b.py actor_rollout_ref.rollout.n=4"
+    with pytest.raises(ValueError, match=r"^(?!.*b\.py is another trainer)"):
+        convert(f"./train.sh {words}\n", name="run.sh")
 
 
 def test_a_key_that_hydra_adds_is_no_typo() -> None:
