@@ -205,7 +205,10 @@ def nothing_held_out(draft: Draft) -> None:
 
 def evaluation(draft: Draft, strategy: str, every: int | None) -> None:
     """Put when Hugging Face's trainer evaluates; `every`: where eval_steps is not given, the steps in between."""
-    if strategy == "steps" and draft.given("eval_steps"):
+    if strategy == "steps" and is_unset(draft.values.get("eval_steps")):
+        draft.whole("eval_steps")  # reports it
+        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
+    elif strategy == "steps" and draft.given("eval_steps"):
         draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
         draft.credit("eval.interval", "eval_strategy")
     elif strategy == "steps" and every is not None:
@@ -288,7 +291,9 @@ def prompt_length(draft: Draft, name: str, window: str, response: int, comment: 
         draft.put("rollout.max_prompt_length", whole - response, comment=text, of=(window,))
         return whole - response
     draft.put("rollout.max_prompt_length", 512, comment="assumed")
-    draft.assumed.append(f"{name} is not given: rollout.max_prompt_length 512 is assumed")
+    value = draft.values.get(name)
+    why = "is not known" if is_unset(value) else f"is {value}" if name in draft.values else "is not given"
+    draft.assumed.append(f"{name} {why}: rollout.max_prompt_length 512 is assumed")
     return 512
 
 

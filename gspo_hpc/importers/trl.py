@@ -142,11 +142,15 @@ def _adapters(draft: Draft) -> None:
     """Put the adapters: of TRL's own arguments, or of a LoraConfig in a Python file, which has other defaults."""
     kind = draft.text("peft_config") or ""
     ours = replace(_LORA, **_LORAS.get(kind, {}))
-    if kind.startswith("$"):
-        kind = draft.sure("peft_config", "")
-    if draft.switch("use_peft") or kind:
+    known = not kind.startswith("$")
+    if not known:
+        draft.sure("peft_config", "")  # reports it
+    if known and (draft.switch("use_peft") or kind):
         adapters.put(draft, "use_peft" if draft.given("use_peft") else "peft_config", ours)
-        draft.credit("adapter.type", "use_peft", "peft_config")
+    elif draft.switch("use_peft"):  # the trainer gets some, made where nothing is read
+        draft.put("adapter.type", "lora", comment="which adapters is not known: set adapter.rank, alpha and targets")
+        draft.assumed.append("the trainer is given adapters that are not known: adapter.* has the defaults here")
+    draft.credit("adapter.type", "use_peft", "peft_config")
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
@@ -262,7 +266,7 @@ def _generation(draft: Draft) -> None:
     parts.data(draft, "dataset_name", "data.train")
     prompt_texts.template_variables(draft, "chat_template_kwargs")
     prompt_texts.messages_alone(draft, _MADE_INTO_MESSAGES)
-    if draft.given("max_prompt_length"):
+    if draft.given("max_prompt_length") or is_unset(draft.values.get("max_prompt_length")):
         text = "as TRL truncates to max_prompt_length"
         draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
     parts.rewards(draft, "reward_funcs", "reward_weights")

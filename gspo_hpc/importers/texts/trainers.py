@@ -35,7 +35,7 @@ def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], con
         if name == "reward_funcs":
             found[name] = _functions(node, value)
         elif name == "peft_config":
-            found["use_peft"] = True
+            found |= _given_adapters(tree, node, value)
         elif name == "optimizers":
             if not (isinstance(node, ast.Tuple) and all(map(_none, node.elts))):
                 _refuse_optimizer(node)
@@ -43,6 +43,22 @@ def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], con
         else:
             found[_NAMES.get(name, name)] = value(node)
     return found
+
+
+def _given_adapters(tree: Tree, node: ast.expr, value: Callable[[ast.expr], Any]) -> dict[str, Any]:
+    """Return what a trainer's peft_config says, where :func:`of_adapters` does not find what makes it.
+
+    TRL's get_peft_config makes it of a ModelConfig, whose arguments have the names of TRL's own options.
+    """
+    if isinstance(node, ast.Call) and called(node) == "get_peft_config":
+        made = [call for call in tree.calls if called(call) == "ModelConfig"]
+        if len(made) == 1:
+            return {keyword.arg or f"**{shown(keyword.value)}": value(keyword.value) for keyword in made[0].keywords}
+        if any("Parser" in called(call) for call in tree.calls):
+            return {}  # the command says it
+    if (found := value(node)) is None:
+        return {}
+    return {"use_peft": True, "peft_config": found if isinstance(found, str) else f"$({shown(node)})"}
 
 
 # Arguments of peft's LoraConfig, and of Unsloth's get_peft_model, by TRL's names for them.

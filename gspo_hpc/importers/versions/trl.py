@@ -109,10 +109,11 @@ def settle(draft: Draft, text: str, folder: Path | None) -> frozenset[str]:
             draft.values[_SIZE] = prompts * group
             taken.append(f"{_SIZE} of {prompts} prompts, each with {group} completions")
     for name, one, several in _possible(draft, low, high):
-        if several or one is None or one.value is None:
+        if one is None or one.value is None:
             continue
         draft.values[name] = one.value
-        taken.append(f"{name} {one.text}")
+        before = ", ".join(f"{other.text} ({_span(other)})" for other in several)
+        taken.append(f"{name} {one.text}" + (f", and before it {before}" if before else ""))
     if taken:
         draft.assumed.append(f"{why}: defaults of that version are taken: {'; '.join(taken)}")
     return frozenset(draft.values.keys() - given)
@@ -141,7 +142,7 @@ def tell(draft: Draft) -> None:
     low, high = map(int, draft.variables.get(_RANGE, f"{_FIRST} {_LATEST}").split())
     told: dict[str, list[str]] = {}
     for name, one, several in _possible(draft, low, high):
-        for default in several or filter(None, (one,)):
+        for default in (*several, *filter(None, (one,))):
             told.setdefault(name, []).append(f"{default.text} ({_span(default)})")
     if low <= _FIRST < high:
         if draft.given(_SIZE):
@@ -160,7 +161,10 @@ def tell(draft: Draft) -> None:
 
 
 def _possible(draft: Draft, low: int, high: int) -> Iterable[tuple[str, _Default | None, list[_Default]]]:
-    """Yield arguments that are not given: the one other default that is left, or else all that may count."""
+    """Yield arguments that are not given, with the defaults that other versions have, as far as they are left.
+
+    First the one that counts, if that of 1.9 cannot: of several, the latest.
+    """
     for name in dict.fromkeys(default.name for default in _DEFAULTS):
         if name in draft.values or (name == "bf16" and _has_precision(draft)):
             continue
@@ -170,8 +174,8 @@ def _possible(draft: Draft, low: int, high: int) -> Iterable[tuple[str, _Default
         covered = {at for default in left for at in range(default.first, default.last + 1)}
         if not left:
             continue
-        sure = len(left) == 1 and covered >= {*range(low, high + 1)}
-        yield name, left[0] if sure else None, [] if sure else left
+        latest = max(left, key=lambda default: default.last) if covered >= {*range(low, high + 1)} else None
+        yield name, latest, [default for default in left if default is not latest]
 
 
 def _is_read(draft: Draft, default: _Default) -> bool:

@@ -131,3 +131,50 @@ def test_a_file_above_the_script_is_found_in_an_archive_of_a_repository(tmp_path
         convert(run, folder=tmp_path / "scripts", name="run.sh")
     (tmp_path / "LICENSE").write_text("MIT")
     assert convert(run, folder=tmp_path / "scripts", name="run.sh").config.algorithm.kl_beta == 0.3
+
+
+def test_the_latest_of_several_defaults_is_taken_where_that_of_1_9_cannot_be() -> None:
+    found = convert(f"{TRL} --use_vllm --vllm_device auto")  # up to 0.17, of which none has dapo
+    assert found.config.algorithm.aggregation == "token" and found.config.rollout.mode == "server"
+    assert any("loss_type bnpo, and before it a mean over sequences (up to 0.15)" in line for line in found.assumed)
+    assert not any("earlier versions had loss_type" in line for line in found.assumed)
+
+
+SCRIPT = """
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, get_peft_config
+import own
+{0}
+args = GRPOConfig(num_generations=8, per_device_train_batch_size=8{1})
+GRPOTrainer(model="m/m", args=args, reward_funcs=[f], train_dataset=d, peft_config={2}).train()
+"""
+
+
+def test_adapters_that_another_module_makes_are_not_known() -> None:
+    """They became adapters of rank 16, said to be TRL's default, in no list."""
+    found = convert(SCRIPT.format("", "", "own.PEFT"))
+    ours = found.config.adapter
+    assert (ours.type, ours.rank, ours.targets) == ("lora", 8, ("all-linear",))
+    assert "peft_config=$(own.PEFT)" in found.open
+    assert any(line.startswith("the trainer is given adapters that are not known") for line in found.assumed)
+    assert not any("lora_dropout" in line for line in found.differs)
+    assert convert(SCRIPT.format("P = None", "", "P")).config.adapter.type is None
+
+
+def test_adapters_of_a_model_config_are_read() -> None:
+    made = "mc = ModelConfig(model_name_or_path='m/m', use_peft={}, lora_r=64, lora_alpha=48, load_in_4bit=True)"
+    found = convert(SCRIPT.format(made.format("True"), "", "get_peft_config(mc)"))
+    assert (found.config.adapter.type, found.config.adapter.rank, found.config.adapter.alpha) == ("lora", 64, 48)
+    assert "weights are never quantized here" in {item.name: item.why for item in found.left}["load_in_4bit"]
+    found = convert(SCRIPT.format(made.format("False"), "", "get_peft_config(mc)"))
+    assert found.config.adapter.type is None
+
+
+def test_what_is_not_known_is_not_called_absent() -> None:
+    more = ", eval_strategy='steps', eval_steps=own.steps, max_prompt_length=own.longest"
+    found = convert(SCRIPT.format("", more, "None"))
+    why = {item.name: item.why for item in found.left}
+    assert "known only when the script runs" in why["eval_steps"]
+    assert found.config.data.overlong == "truncate_left"
+    assert any(line.startswith("max_prompt_length is not known: ") for line in found.assumed)
+    found = convert(SCRIPT.format("", ", max_prompt_length=None", "None"))
+    assert any(line.startswith("max_prompt_length is None: ") for line in found.assumed)
