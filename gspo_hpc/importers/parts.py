@@ -14,7 +14,7 @@ from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.data.counting import DATA_FILES
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import options
+from gspo_hpc.importers.inputs import is_null, options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
@@ -215,8 +215,7 @@ def evaluation(draft: Draft, strategy: str, every: int | None) -> None:
         draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
     elif strategy != "no":
         draft.drop("eval_strategy", "set eval.interval: optimizer steps")
-    rows = {"data.eval", "data.train_ratio"} & {*draft.settings}
-    if not rows:
+    if not {"data.eval", "data.train_ratio"} & {*draft.settings} and is_null(draft.values.get("eval_dataset")):
         return
     draft.put("eval.before", draft.switch("eval_on_start"), "eval_on_start", "eval_on_start is false by default there")
     draft.put("eval.after", False, comment="evaluated there only at its own steps, unless the last is one of them")
@@ -309,6 +308,8 @@ def engine(draft: Draft, names: Mapping[str, tuple[str, type]], defaults: Mappin
         return
     found: dict[str, int | float | bool] = {}
     for name, (own, kind) in names.items():
+        if is_unset(draft.values.get(name)):
+            draft.number(name)  # reports it
         if not draft.given(name):
             continue
         read = draft.switch if kind is bool else draft.whole if kind is int else draft.number
@@ -344,8 +345,12 @@ def trackers(draft: Draft, name: str, default: Sequence[str]) -> None:
         draft.put("tracking.wandb", "disabled")
     if {"tensorboard", "all"} & {*found}:
         draft.put("tracking.tensorboard", True, of=(name,))
-    if others := [item for item in found if item not in ("wandb", "tensorboard", "none", "all", "console")]:
-        draft.drop(name, f"{' '.join(others)}: runs are tracked by W&B and TensorBoard here")
+    for tracker in ("mlflow", "trackio", "swanlab"):
+        if tracker in found:
+            draft.put(f"tracking.{tracker}", "online" if tracker == "swanlab" else True, of=(name,))
+    known = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "none", "all", "console")
+    if others := [item for item in found if item not in known]:
+        draft.drop(name, f"{' '.join(others)}: there are W&B, TensorBoard, MLflow, Trackio and SwanLab here")
 
 
 _WANDB = {"WANDB_PROJECT": "wandb_project", "WANDB_ENTITY": "wandb_entity", "WANDB_MODE": "wandb"}

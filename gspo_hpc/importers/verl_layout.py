@@ -203,6 +203,13 @@ def _transformer(draft: Draft) -> None:
     if draft.given(name):
         kinds = {"fp32": "float32", "fp64": "float64", "float32": "float32"}
         draft.put("moe.router_dtype", kinds[draft.choice(name, tuple(kinds), "fp32")], of=(name,))
+    if draft.given(name := f"{_TRANSFORMER}.fp8"):
+        draft.put("model.fp8", draft.choice(name, ("e4m3", "hybrid"), "hybrid"), of=(name,))
+        recipe = f"{_TRANSFORMER}.fp8_recipe"
+        recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
+        draft.put("model.fp8_recipe", draft.choice(recipe, recipes, "delayed"), of=(recipe,))
+    if draft.given(name := f"{_MEGATRON}.override_ddp_config.overlap_grad_reduce"):
+        draft.put("parallel.overlap_grad_reduce", draft.switch(name), of=(name,))
     _balance(draft)
     if draft.given(name := f"{_TRANSFORMER}.moe_z_loss_coeff"):
         draft.put("moe.z_loss_coeff", draft.number(name, 0.0), of=(name,))

@@ -114,6 +114,11 @@ def kept_out(draft: Draft) -> None:
     for name in ("mask_truncated_completions", "overlong_filter"):
         if draft.given(name) and draft.switch(name):
             draft.put("rollout.truncated", "mask", name)
+            if draft.settings.get("algorithm.aggregation", ("sequence", ""))[0] != "token":
+                draft.differs.append(
+                    f"{draft.label(name)}: the mean divides by all completions there, of which those that are cut off "
+                    "count 0, and by those that are left here"
+                )
     share = draft.number("top_entropy_quantile", 1.0) if draft.given("top_entropy_quantile") else 1.0
     if share != 1.0 and draft.text("importance_sampling_level") == "sequence":
         reason = "with one ratio per sequence it scales sequences; here it chooses tokens, with name gspo_token or grpo"

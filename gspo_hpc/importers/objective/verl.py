@@ -93,8 +93,18 @@ def _aggregation(draft: Draft, mode: str) -> None:
     if mode in ("gspo", "sapo", "geo_mean"):
         given = draft.text(name) or "token-mean"
         if given != plain:
-            text = f"{_MODES.get(mode, mode)} always takes the mean over sequences; verl ignores this argument too"
-            draft.drop(name, text)
+            policy = f"the policy's term of {_MODES.get(mode, mode)} is always a mean over sequences"
+            draft.drop(name, f"{policy}, there and here; verl reads this for the terms of divergence and entropy")
+            if draft.switch(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
+                draft.differs.append(
+                    f"loss_agg_mode {given}: verl takes so the mean of divergence and entropy, and here it is one over "
+                    "sequences, as of the policy's term"
+                )
+        if mode == "geo_mean":
+            draft.differs.append(
+                "loss_mode geo_mean: since 0.8 verl adds up the means of the micro-batches, which weigh as many times "
+                "against the divergence and clip_grad; here it is the mean of the update"
+            )
         draft.credit("algorithm.name", name)
         draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
         return

@@ -413,3 +413,55 @@ def test_a_size_of_all_gpus_is_not_read_with_dynamic_sizes() -> None:
     words = f"{size}=160 {ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_max_token_len_per_gpu=8192"
     assert "does not read it with use_dynamic_bsz" in why(f"{VERL} {words}")[size]
     assert "give the size per GPU" in why(f"{VERL} {size}=160")[size]
+
+
+MEAN = "loss_agg_mode token-mean: verl takes so the mean of divergence and entropy"
+
+
+def test_what_the_means_of_verl_are_is_told_where_they_differ() -> None:
+    gspo, kl = f"{VERL} {ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.use_kl_loss=True"
+    differs = [" ".join(convert(run).differs) for run in (gspo, f"{gspo} {kl}", f"{gspo} {ACTOR}.entropy_coeff=0.01")]
+    assert [MEAN in text for text in differs] == [False, True, True]
+    assert MEAN not in " ".join(convert(f"{gspo} {kl} {ACTOR}.loss_agg_mode=seq-mean-token-mean").differs)
+    told = " ".join(convert(f"{VERL} {ACTOR}.policy_loss.loss_mode=geo_mean").differs)
+    assert "since 0.8 verl adds up the means of the micro-batches" in told
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        (f"{TRL} --loss_type grpo --mask_truncated_completions", True),
+        (f"{TRL} --loss_type dapo --mask_truncated_completions", False),
+        (f"{SWIFT} --overlong_filter true", True),
+        (f"{SWIFT} --overlong_filter false", False),
+    ],
+)
+def test_what_a_mean_without_cut_off_completions_divides_by_is_told(run: str, told: bool) -> None:
+    found = convert(run)
+    assert any("the mean divides by all completions there" in line for line in found.differs) is told
+
+
+def test_trackers_are_carried_over() -> None:
+    found = convert(f"{TRL} --report_to mlflow trackio swanlab neptune")
+    ours = found.config.tracking
+    assert (ours.mlflow, ours.trackio, ours.swanlab, ours.wandb) == (True, True, "online", "disabled")
+    assert any(item.why.startswith("neptune: there are") for item in found.left)
+    assert convert(f"{VERL} trainer.logger=[console,swanlab]").config.tracking.swanlab == "online"
+
+
+def test_settings_of_megatron_that_exist_here_are_carried_over() -> None:
+    megatron = f"{ACTOR}.megatron"
+    words = (
+        f"+{megatron}.override_transformer_config.fp8=hybrid +{megatron}.override_transformer_config.fp8_recipe=mxfp8"
+    )
+    config = convert(
+        f"{VERL} model_engine=megatron {words} +{megatron}.override_ddp_config.overlap_grad_reduce=True"
+    ).config
+    assert (config.model.fp8, config.model.fp8_recipe, config.parallel.overlap_grad_reduce) == ("hybrid", "mxfp8", True)
+
+
+def test_a_share_of_memory_that_is_not_known_is_told() -> None:
+    found = convert(f"{TRL} --use_vllm --vllm_gpu_memory_utilization $(cat share)")
+    assert (
+        "known only when the script runs" in {item.name: item.why for item in found.left}["vllm_gpu_memory_utilization"]
+    )
