@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
@@ -41,15 +42,14 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
     """Put the adapters of a run; `chosen`: the argument that says that there are any."""
     draft.put("adapter.type", "lora", chosen)
     rank = draft.whole(lora.rank, lora.rank_default) or lora.rank_default
-    whose = f"of {lora.defaults_of}" if lora.defaults_of else ""
-    draft.put("adapter.rank", rank, lora.rank, "" if draft.given(lora.rank) else whose)
+    _number(draft, "adapter.rank", rank, lora.rank, lora)
     alpha = draft.number(lora.alpha, lora.alpha_default)
     alpha = lora.alpha_default if alpha is None else alpha
     if lora.rank_scaled and draft.switch(lora.rank_scaled):
         text = f"{alpha:g} x sqrt({rank}): the scale is alpha / sqrt(rank) there, and alpha / rank here"
         draft.put("adapter.alpha", alpha * math.sqrt(rank), comment=text, of=(lora.rank_scaled, lora.alpha, lora.rank))
     else:
-        draft.put("adapter.alpha", alpha, lora.alpha, "" if draft.given(lora.alpha) else whose)
+        _number(draft, "adapter.alpha", alpha, lora.alpha, lora)
         draft.drop(lora.rank_scaled, report.OFF)
     _targets(draft, lora)
     if lora.dropout and (share := draft.number(lora.dropout, lora.dropout_default)):
@@ -66,6 +66,13 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
             text = "it changes what is trained, and adapters have nothing of the kind here"
             draft.drop(name, text)
             draft.assumed.append(f"{draft.label(name)}: {text}")
+
+
+def _number(draft: Draft, key: str, value: float, name: str, lora: Lora) -> None:
+    if lora.defaults_of and not draft.given(name):
+        draft.put(key, value, comment=f"default of {lora.defaults_of}")
+    else:
+        draft.put(key, value, name)
 
 
 def _targets(draft: Draft, lora: Lora) -> None:
@@ -123,3 +130,56 @@ def _without_commas(draft: Draft, lora: Lora) -> list[str]:
 def _put(draft: Draft, lora: Lora, targets: list[str], text: str) -> None:
     unique = [*dict.fromkeys(targets)]
     draft.put("adapter.targets", [ALL] if {*TARGETS} <= {*unique} else unique, lora.targets, text)
+
+
+# Of TRL's own arguments.
+_LORA = Lora(
+    "lora_r",
+    "lora_alpha",
+    "lora_target_modules",
+    "lora_dropout",
+    "use_rslora",
+    rank_default=16,
+    targets_default=PEFT,
+    dropout_default=0.05,
+    others=("lora_modules_to_save", "lora_target_parameters", "use_dora"),
+)
+# What makes the adapters in a Python file -> its own defaults.
+_LORAS: dict[str, dict[str, Any]] = {
+    "LoraConfig": {"rank_default": 8, "alpha_default": 8.0, "dropout_default": 0.0, "defaults_of": "LoraConfig"},
+    "unsloth": {
+        "rank_default": 16,
+        "alpha_default": 16.0,
+        "dropout_default": 0.0,
+        "targets_default": (ALL,),
+        "defaults_of": "Unsloth",
+    },
+}
+_FOLDER = "PeftModel.from_pretrained"  # loads adapters to begin with
+
+
+def of_trl(draft: Draft) -> None:
+    """Put the adapters of a run of TRL: of its own arguments, or of what makes them in a Python file.
+
+    Where it is not known whether a run has some, or which, it has: its rate was made for them.
+    """
+    kind = draft.text("peft_config") or ""
+    maker = kind.removeprefix("$(").partition(" in line ")[0]
+    ours = replace(_LORA, **_LORAS.get(maker, {}))
+    name = "peft_config" if kind else "use_peft"
+    if not is_unset(draft.values.get(name)):
+        if kind or draft.switch("use_peft"):
+            put(draft, name, ours)
+    elif maker == _FOLDER:
+        draft.sure(name, "", "all weights are trained here")
+    elif maker in _LORAS or any(map(draft.given, (ours.rank, ours.alpha, ours.targets))):
+        draft.sure(name, "", "the run is taken for one with these adapters")
+        put(draft, name, ours)
+        draft.put("adapter.type", "lora", comment="whether there are any is known only when the script runs")
+    elif kind:
+        text = "the run is taken for one with adapters, with the defaults here: set adapter.rank, alpha and targets"
+        draft.sure(name, "", text)
+        draft.put("adapter.type", "lora", comment="which ones is known only when the script runs: set the others")
+    else:
+        draft.switch(name)  # reports it
+    draft.credit("adapter.type", "use_peft", "peft_config")

@@ -25,7 +25,7 @@ from gspo_hpc.system.text import near_miss
 
 _OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
-_CHOICE = 0.75  # how alike a misspelt choice is
+_CHOICE, _DEFAULT = 0.75, "its default is used instead"  # how alike a misspelt choice is; where one is not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +116,11 @@ class Draft:
         """Return the name by which an argument is given, which may be an earlier one."""
         return self._older.get(present, present)
 
-    def sure(self, name: str, default: str) -> str:
-        """Return the text of an argument; `default` if it is not given, or not known, which is reported."""
+    def sure(self, name: str, default: str, instead: str = _DEFAULT) -> str:
+        """Return the text of an argument; `default` if it is not given, or not known, which is told with `instead`."""
         value = self.text(name) or default
         if is_unset(value):
-            self._unset(name, value)
+            self._unset(name, value, instead)
             return default
         return value
 
@@ -347,8 +347,8 @@ class Draft:
             return None
         return value.strip().strip("'\"") if isinstance(value, str) else value
 
-    def _unset(self, name: str, value: str) -> None:
-        why = f"{self.why_unset(value)}; its default is used instead"
+    def _unset(self, name: str, value: str, instead: str = _DEFAULT) -> None:
+        why = f"{self.why_unset(value)}; {instead}"
         self._left.setdefault(name, why)
         self._open.add(name)
         if (line := f"{self.label(name)}: {why}") not in self.assumed:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
@@ -21,7 +19,6 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import trl as versions
-from gspo_hpc.models.adapter_table import ALL
 from gspo_hpc.planning.plan import max_steps
 
 _ENGINE = {
@@ -44,29 +41,6 @@ _UNREAD_KWARGS = ("constant", "constant_with_warmup")
 
 _HALVES = ("bfloat16", "float16")
 
-_LORA = adapters.Lora(
-    "lora_r",
-    "lora_alpha",
-    "lora_target_modules",
-    "lora_dropout",
-    "use_rslora",
-    rank_default=16,
-    targets_default=adapters.PEFT,
-    dropout_default=0.05,
-    others=("lora_modules_to_save", "lora_target_parameters", "use_dora"),
-)
-# What makes the adapters in a Python file -> its own defaults.
-_LORAS: dict[str, dict[str, Any]] = {
-    "LoraConfig": {"rank_default": 8, "alpha_default": 8.0, "dropout_default": 0.0, "defaults_of": "LoraConfig"},
-    "unsloth": {
-        "rank_default": 16,
-        "alpha_default": 16.0,
-        "dropout_default": 0.0,
-        "targets_default": (ALL,),
-        "defaults_of": "Unsloth",
-    },
-}
-
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a TRL run amounts to."""
@@ -86,7 +60,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
     update = batch(draft, nodes * each, size, accumulated, "TRL")
     parts.model(draft, "model_name_or_path")
-    _adapters(draft)
+    adapters.of_trl(draft)
     sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
@@ -136,21 +110,6 @@ def _precision(draft: Draft) -> None:
             f"{draft.label('bf16')} with weights loaded as {dtype}: they are trained in it there, and here the "
             "optimizer keeps them in float32"
         )
-
-
-def _adapters(draft: Draft) -> None:
-    """Put the adapters: of TRL's own arguments, or of a LoraConfig in a Python file, which has other defaults."""
-    kind = draft.text("peft_config") or ""
-    ours = replace(_LORA, **_LORAS.get(kind, {}))
-    known = not kind.startswith("$")
-    if not known:
-        draft.sure("peft_config", "")  # reports it
-    if known and (draft.switch("use_peft") or kind):
-        adapters.put(draft, "use_peft" if draft.given("use_peft") else "peft_config", ours)
-    elif draft.switch("use_peft"):  # the trainer gets some, made where nothing is read
-        draft.put("adapter.type", "lora", comment="which adapters is not known: set adapter.rank, alpha and targets")
-        draft.assumed.append("the trainer is given adapters that are not known: adapter.* has the defaults here")
-    draft.credit("adapter.type", "use_peft", "peft_config")
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.

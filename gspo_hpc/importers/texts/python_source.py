@@ -94,21 +94,21 @@ def read(text: str) -> PythonRun:
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
     given, left = trainers.of_adapters(tree, known.value)
+    of_model, unread_of_model = trainers.of_model_config(tree, known.value)
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
-    left |= more | trainers.of_patches(escapes.patches) | escapes.left
+    left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():
         left |= trainers.of_class(tree, called(call))
         given = trainers.of_trainer(tree, call, known.value, made[0] if made else None) | given
+    given |= {name: value for name, value in of_model.items() if is_code(given.get(name, "$("))}
     defaults = _preset(tree, seeds, known)
     literal = _parsed_in_file(seeds, known) if parses and not defaults else None
     if parses and literal is None:
         unread = next((text for text in _other_parses(seeds) if "argv" not in text), "")
         doubts += tuple(_other_parses(seeds))
-        if isinstance(given.get("use_peft"), bool):  # the command says whether there are adapters
-            del given["use_peft"]
         sure = {name: value for name, value in given.items() if not is_code(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched

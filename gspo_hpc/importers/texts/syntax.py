@@ -120,6 +120,37 @@ class Tree:
             known = {*names, *(item.arg for item in function.args.kwonlyargs)}
             yield from ((item.arg, item.value) for item in call.keywords if item.arg in known and item.arg is not None)
 
+    def behind(self, node: ast.expr, seen: frozenset[Variable] = frozenset()) -> list[ast.expr]:
+        """Return what an expression may stand for, by names, conditions and parameters of the file.
+
+        `seen`: variables that are being followed. An expression that stands for very many is returned itself.
+        """
+        found: list[ast.expr] = []
+        match node:
+            case ast.IfExp(body=yes, orelse=no):
+                found = [*self.behind(yes, seen), *self.behind(no, seen)]
+            case ast.BoolOp(values=parts):
+                found = [one for part in parts for one in self.behind(part, seen)]
+            case ast.NamedExpr(value=given):
+                found = self.behind(given, seen)
+            case ast.Name() if (variable := self.variable(node)) not in seen and len(seen) < _DEEPEST:
+                for binding in self.scopes.bindings.get(variable, []):
+                    for given in self._given(binding) or [node]:
+                        found += [node] if given is node else self.behind(given, seen | {variable})
+        found = [*dict.fromkeys(found)]
+        return found if 0 < len(found) <= _DEEPEST else [node]
+
+    def _given(self, binding: ast.AST) -> list[ast.expr]:
+        """Return what the place that binds a name gives it, nothing if that is not plain."""
+        above = self.parent(binding)
+        if isinstance(binding, ast.arg):
+            function = None if above is None else self.parent(above)
+            calls = [call for call in self.calls if function is not None and self.defined(call)[0] is function]
+            return [one for call in calls for name, one in self.parameters(call) if name == binding.arg]
+        if isinstance(above, ast.AnnAssign) or (isinstance(above, ast.Assign) and binding in above.targets):
+            return [above.value] if above.value is not None else []
+        return []
+
     def certain(self, node: ast.AST) -> bool:
         """Tell whether a node is known to run, once, whenever the function runs that it stands in."""
         below, above = node, self.parent(node)

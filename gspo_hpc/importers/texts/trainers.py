@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gspo_hpc.importers.texts.constants import as_code
 from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_name, called, shown
 
 TRAINER = "GRPOTrainer"
@@ -35,7 +36,7 @@ def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], con
         if name == "reward_funcs":
             found[name] = _functions(node, value)
         elif name == "peft_config":
-            found |= _given_adapters(tree, node, value)
+            found |= of_peft_config(tree, node, value)
         elif name == "optimizers":
             if not (isinstance(node, ast.Tuple) and all(map(_none, node.elts))):
                 _refuse_optimizer(node)
@@ -45,28 +46,17 @@ def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], con
     return found
 
 
-def _given_adapters(tree: Tree, node: ast.expr, value: Callable[[ast.expr], Any]) -> dict[str, Any]:
-    """Return what a trainer's peft_config says, where :func:`of_adapters` does not find what makes it.
-
-    TRL's get_peft_config makes it of a ModelConfig, whose arguments have the names of TRL's own options.
-    """
-    if isinstance(node, ast.Call) and called(node) == "get_peft_config":
-        made = [call for call in tree.calls if called(call) == "ModelConfig"]
-        if len(made) == 1:
-            return {keyword.arg or f"**{shown(keyword.value)}": value(keyword.value) for keyword in made[0].keywords}
-        if any("Parser" in called(call) for call in tree.calls):
-            return {}  # the command says it
-    if (found := value(node)) is None:
-        return {}
-    return {"use_peft": True, "peft_config": found if isinstance(found, str) else f"$({shown(node)})"}
-
-
 # Arguments of peft's LoraConfig, and of Unsloth's get_peft_model, by TRL's names for them.
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
          "target_modules": "lora_target_modules", "target_parameters": "lora_target_parameters",
          "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_dora": "use_dora"}  # fmt: skip
 _LOADED = {"model_name": "model_name_or_path", "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
            "gpu_memory_utilization": "vllm_gpu_memory_utilization", "revision": "model_revision"}  # fmt: skip
+_PRECISIONS = {"load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning"}
+_NOTHING = "it has no counterpart here"
+# Of a ModelConfig, what TRL's get_peft_config reads.
+_OF_PEFT = re.compile(r"use_peft|lora_\w+|use_rslora|use_dora")
+_MODEL_CONFIG, _PEFT_CONFIG = "ModelConfig", "get_peft_config"
 UNSLOTH = "import unsloth"
 WARM_UP = 0.1  # default of warmup_steps with transformers 5, and of warmup_ratio with transformers 4
 # Defaults that Unsloth's patch gives TRL's GRPOConfig (unsloth/models/rl.py of August 2026).
@@ -80,8 +70,6 @@ _UNSLOTH = {
     **{"weight_decay": 0.001, "seed": 3407, "loss_type": "bnpo", "beta": 0.001, "report_to": "none"},
     "vllm_importance_sampling_correction": False,
 }
-_PRECISIONS = {"load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning"}
-_NOTHING = "it has no counterpart here"
 
 
 def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,6 +109,58 @@ def of_adapters(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str,
             else:
                 left[f"{called(call)} bias=none"] = "biases are frozen here, too"
     return found, left
+
+
+def of_model_config(tree: Tree, value: Callable[[ast.expr], Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments of the ModelConfig that a file makes, and what is not carried over, with why.
+
+    They have the names of TRL's own options. Adapters are made of them by get_peft_config alone.
+    """
+    made = _model_configs(tree)
+    if len(made) != 1:
+        lines = ", ".join(str(call.lineno) for call in made)
+        why = "it is not told which one counts: set model.* and adapter.*"
+        return {}, {f"{_MODEL_CONFIG} (lines {lines})": why} if made else {}
+    (call,) = made
+    found: dict[str, Any] = {}
+    for place, node in enumerate(call.args):
+        found["model_name_or_path" if not place and not isinstance(node, ast.Starred) else f"*{shown(node)}"] = value(
+            node
+        )
+    for keyword in call.keywords:
+        found[keyword.arg or f"**{shown(keyword.value)}"] = value(keyword.value)
+    for target in tree.nodes:
+        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
+            if tree.behind(target.value) == [call]:
+                found[target.attr] = f"$({shown(tree.parent(target) or target)} in line {target.lineno})"
+    if any(called(other) == _PEFT_CONFIG for other in tree.calls):
+        return found, {}
+    unread = [name for name in found if _OF_PEFT.fullmatch(name)]
+    why = f"no {_PEFT_CONFIG} makes adapters of it"
+    left = {f"{_MODEL_CONFIG} {name}={found[name]}": why for name in unread}
+    return {name: given for name, given in found.items() if name not in unread}, left
+
+
+def _model_configs(tree: Tree) -> list[ast.Call]:
+    """Return the calls that make a ModelConfig with arguments."""
+    return [call for call in tree.calls if called(call) == _MODEL_CONFIG and (call.args or call.keywords)]
+
+
+def of_peft_config(tree: Tree, node: ast.expr, value: Callable[[ast.expr], Any]) -> dict[str, Any]:
+    """Return what a trainer's peft_config says, unless :func:`of_adapters` or :func:`of_model_config` finds it.
+
+    One that neither finds, as one of another module, is $(code).
+    """
+    found = [one for one in tree.behind(node) if not (isinstance(one, ast.Constant) and one.value is None)]
+    if not found or value(node) is None:
+        return {}
+    (first, *others) = found
+    if not others and isinstance(first, ast.Call) and called(first) == _PEFT_CONFIG:
+        given = [*first.args, *(keyword.value for keyword in first.keywords)]
+        made = tree.behind(given[0]) if given else []
+        if made == _model_configs(tree) or any("Parser" in called(call) for call in tree.calls):
+            return {}  # the ModelConfig says it, or the command
+    return {"peft_config": as_code(node)}
 
 
 _TRAINED = re.compile(r"Model|For[A-Z]")  # of a class whose from_pretrained loads a model, as AutoModelForCausalLM

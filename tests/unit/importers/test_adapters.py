@@ -141,7 +141,16 @@ def test_a_default_that_is_left_out_is_told() -> None:
 def test_adapters_that_only_a_condition_makes_are_not_certain() -> None:
     text = f"{HEAD}m = base\nif lora:\n    m = get_peft_model(base, LoraConfig(r=4))\n{TRAINED.format('')}"
     found = given(text)
-    assert adapter(found)[0] is None and found.open == ("peft_config=$(LoraConfig in line 6)",)
+    assert adapter(found) == ("lora", 4, 8.0, QV) and found.open == ("peft_config=$(LoraConfig in line 6)",)
+    assert any("the run is taken for one with these adapters" in line for line in found.assumed)
+    assert "rank: 4\n  alpha: 8.0 # default of LoraConfig\n" in found.text
+    made = "m = None\nif lora:\n    m = LoraConfig(r=4, lora_dropout=0.0)\n"
+    assert adapter(given(f"{HEAD}{made}{TRAINED.format(', peft_config=m')}"))[:2] == ("lora", 4)
+    fast = UNSLOTH.format("", ", r=64", "").replace("model = Fast", "if lora:\n    model = Fast")
+    assert adapter(given(fast)) == ("lora", 64, 16.0, ALL)
+    assert not any("lora_dropout" in line for line in (*found.differs, *given(fast).differs))
+    assert adapter(given(f"{TRL} --use_peft $(which) --lora_r 4"))[:2] == ("lora", 4)
+    assert adapter(given(f"{TRL} --use_peft $(which)"))[0] is None
     two = given(f"{HEAD}a = LoraConfig(r=4)\nb = LoraConfig(r=8)\n{TRAINED.format(', peft_config=a')}")
     assert "it is not told which one" in {item.name: item.why for item in two.left}["LoraConfig (lines 4, 5)"]
 

@@ -155,8 +155,9 @@ def test_adapters_that_another_module_makes_are_not_known() -> None:
     ours = found.config.adapter
     assert (ours.type, ours.rank, ours.targets) == ("lora", 8, ("all-linear",))
     assert "peft_config=$(own.PEFT)" in found.open
-    assert any(line.startswith("the trainer is given adapters that are not known") for line in found.assumed)
+    assert any("the run is taken for one with adapters, with the defaults here" in line for line in found.assumed)
     assert not any("lora_dropout" in line for line in found.differs)
+    assert "use_peft" not in found.values
     assert convert(SCRIPT.format("P = None", "", "P")).config.adapter.type is None
 
 
@@ -165,8 +166,38 @@ def test_adapters_of_a_model_config_are_read() -> None:
     found = convert(SCRIPT.format(made.format("True"), "", "get_peft_config(mc)"))
     assert (found.config.adapter.type, found.config.adapter.rank, found.config.adapter.alpha) == ("lora", 64, 48)
     assert "weights are never quantized here" in {item.name: item.why for item in found.left}["load_in_4bit"]
-    found = convert(SCRIPT.format(made.format("False"), "", "get_peft_config(mc)"))
-    assert found.config.adapter.type is None
+    assert adapters_of(f"{made.format('True')}\np = get_peft_config(mc)", "p") == ("lora", 64)
+    assert adapters_of(f"{made.format('True')}\np = get_peft_config(mc) if mc.use_peft else None", "p") == ("lora", 64)
+    assert adapters_of(f"{made.format('True')}\nmc.lora_r = 4", "get_peft_config(mc)") == ("lora", 16)  # not known
+    assert adapters_of(made.format("False"), "get_peft_config(mc)") == adapters_of(made.format("True"), "None")
+    assert adapters_of(made.format("own.x"), "get_peft_config(mc)") == ("lora", 64)
+    two = f"{made.format('True')}\nother = ModelConfig(lora_r=2)"
+    assert adapters_of(two, "get_peft_config(mc)") == ("lora", 8)
+    found = convert(SCRIPT.format(two, "", "get_peft_config(mc)"))
+    assert "it is not told which one counts" in {item.name: item.why for item in found.left}["ModelConfig (lines 4, 5)"]
+
+
+def adapters_of(lines: str, given: str) -> tuple[str | None, int]:
+    """The type and the rank of the adapters of a file with these lines, whose trainer is given these adapters."""
+    ours = convert(SCRIPT.format(lines, "", given)).config.adapter
+    return ours.type, ours.rank
+
+
+def test_the_command_says_which_adapters_a_parsed_model_config_has(tmp_path: Path) -> None:
+    """By a name in between, those of the command were not read."""
+    for given in ("get_peft_config(model_args)", "p", "p if model_args.use_peft else None"):
+        (tmp_path / "grpo.py").write_text(PARSED.format(given))
+        found = convert(f"{TRL} --use_peft --lora_r 64", folder=tmp_path, name="run.sh")
+        assert (found.config.adapter.type, found.config.adapter.rank, found.open) == ("lora", 64, ())
+        assert convert(TRL, folder=tmp_path, name="run.sh").config.adapter.type is None
+
+
+PARSED = """
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+script_args, training_args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+p = get_peft_config(model_args)
+GRPOTrainer(model="m/m", args=training_args, reward_funcs=[f], train_dataset=d, peft_config={}).train()
+"""
 
 
 def test_what_is_not_known_is_not_called_absent() -> None:
