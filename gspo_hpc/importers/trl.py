@@ -93,8 +93,10 @@ def _precision(draft: Draft) -> None:
     kwargs = draft.values.get("model_init_kwargs")
     kwargs = yaml_value(kwargs) if isinstance(kwargs, str) and not is_unset(kwargs) else kwargs
     loaded = kwargs if isinstance(kwargs, Mapping) else {}
-    if any(loaded.get(name) for name in ("quantization_config", "load_in_4bit", "load_in_8bit")):
-        draft.drop("model_init_kwargs", "weights are never quantized here")
+    if rest := [str(name) for name, value in loaded.items() if value and name not in ("dtype", "torch_dtype")]:
+        quantized = any(name in rest for name in ("quantization_config", "load_in_4bit", "load_in_8bit"))
+        text = "; weights are never quantized here" if quantized else ""
+        draft.drop("model_init_kwargs", f"{', '.join(rest)} of it: no counterpart here{text}")
     name = "dtype" if draft.given("dtype") else "torch_dtype"
     dtype = draft.choice(name, ("auto", *_HALVES, "float32"), "auto")
     if not draft.given(name) and (one := loaded.get("dtype", loaded.get("torch_dtype"))):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts.trainers import UNSLOTH, WARM_UP
 
 _HIGH = 0.28  # what epsilon_high is with loss_type dapo
-_SIZE = "per_device_train_batch_size"
+_SIZE, _STEPS, _GROUP = "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"
 
 
 def rewrite(draft: Draft, processes: int) -> None:
@@ -61,11 +62,19 @@ def _raise_batch(draft: Draft, processes: int) -> None:
     """Make the batch of a device a group of completions where an update is no multiple of one."""
     if draft.given("steps_per_generation") or draft.given("generation_batch_size"):
         return
-    group = draft.whole("num_generations", 8) or 8
-    size, steps = draft.whole(_SIZE, 4) or 4, draft.whole("gradient_accumulation_steps", 2) or 2
-    if size * steps * processes % group:
-        draft.assumed.append(
-            f"{_SIZE} {size}: Unsloth makes it {group}, since {size} x {steps} accumulated x {processes} processes is "
-            f"no multiple of num_generations ({group})"
-        )
+    group = draft.whole(_GROUP, 8) or 8
+    size, steps = draft.whole(_SIZE, 4) or 4, draft.whole(_STEPS, 2) or 2
+    if not size * steps * processes % group:
+        return
+    if unknown := [name for name in (_GROUP, _SIZE, _STEPS) if is_unset(draft.values.get(name))]:
+        why = f"Unsloth makes it {_GROUP} where an update is no multiple of that"
+        why += f", which depends on {' and '.join(unknown)}, and is not known"
         draft.values[_SIZE] = group
+        draft.drop(_SIZE, f"{why}: {group} is taken")
+        draft.assumed.append(f"{_SIZE}: {why}: {group} is taken")
+        return
+    draft.assumed.append(
+        f"{_SIZE} {size}: Unsloth makes it {group}, since {size} x {steps} accumulated x {processes} processes is "
+        f"no multiple of {_GROUP} ({group})"
+    )
+    draft.values[_SIZE] = group

@@ -198,7 +198,7 @@ def _from_python_file(
         found = _make("trl", command, number, number + 1, commands, place)
         told = trl_kinds.check(found.values, name, insisted=source == "trl")
         notes = (*found.notes, *([f"{word} {NOT_AT_HAND}"] if text is None else []), *told)
-        return found._replace(notes=notes)
+        return documents.with_python(found._replace(notes=notes), run, word)
     others += _why_not_grpo(command, number, place)
     return None
 

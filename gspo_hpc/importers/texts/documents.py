@@ -16,7 +16,7 @@ from gspo_hpc.importers.scripts.places import find_file, plain_path, written_tex
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
-from gspo_hpc.importers.texts.trainers import UNSLOTH
+from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
 from gspo_hpc.importers.typos import misspelt
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
@@ -284,8 +284,10 @@ def from_python(text: str) -> Found:
     return with_python(Found("trl", values, {}, [], (note,)), run, "the file")
 
 
-def with_python(found: Found, run: python_source.PythonRun, word: str) -> Found:
-    """Return a run with what its Python file `word` changes after the config is made or parsed."""
+def with_python(found: Found, run: python_source.PythonRun | None, word: str) -> Found:
+    """Return a run with what its Python file `word`, if it is at hand, changes after the config is made or parsed."""
+    if run is None:
+        return found
     values = {**run.defaults, **found.values, **run.changed}
     notes = list(found.notes)
     if names := [name for name in run.changed if found.values.get(name) != run.changed[name]]:
@@ -293,6 +295,8 @@ def with_python(found: Found, run: python_source.PythonRun, word: str) -> Found:
     if run.doubts:
         text = "which may set any argument: those that are not given have their defaults here"
         notes.append(f"{word} has {'; '.join(run.doubts)}, {text}")
+    if own := [name for name, why in run.left.items() if why == NOT_TRLS]:
+        notes.append(f"{word} trains with {' and '.join(own)}, which is not TRL's: what that changes is not known")
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
     left = {**found.left, **run.left}
     around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}

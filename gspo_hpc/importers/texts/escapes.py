@@ -23,6 +23,8 @@ _TYPES = ("type", "Type", "Optional", "Union", "List", "list", "tuple", "Tuple",
 _MAKERS = ("make_dataclass", "new_class")
 _READERS = ("super", "get_type_hints", "signature", "fields", "cast")
 _UNREAD = "the trainer is handed to code that is not read: what that changes is not known"
+_RESUME = "resume_from_checkpoint"
+_CALLBACK = "callbacks have no counterpart here"
 _OF_TRL = "it changes TRL itself: what that changes of the run is not known"
 
 
@@ -34,6 +36,7 @@ class Escapes:
         self.patches: dict[str, int] = {}  # attributes that are set on trainers, or on TRL's class -> line
         self.doubts: list[str] = []  # places that may change the class of the config, and so any argument
         self.left: dict[str, str] = {}  # places that may change the trainer -> why it is not carried over
+        self.given: dict[str, Any] = {}  # arguments of TRL that the trainer's methods are given
         for name, item in objects.replaced():
             self._tell(name, item)
         for node in tree.nodes:
@@ -130,11 +133,23 @@ class Escapes:
             if node.attr in ("__setattr__", "__delattr__"):
                 names = parent.args[len(parent.args) > 2 :] if item.kind == "class" else parent.args
                 self._set(self.value(names[0]) if names else None, parent, item)
+            elif item.kind == "trainer":
+                self._method(node.attr, parent)
         elif node.attr.startswith("__") and node.attr not in _NAMES:
             if not (isinstance(parent, ast.Call) and self.tree.reads(parent)) and not isinstance(parent, ast.Compare):
                 self._tell(node, item)
         else:
             self._beneath(node, item)
+
+    def _method(self, name: str, call: ast.Call) -> None:
+        """Read what a method of the trainer is given that changes the run."""
+        if name == "add_callback":
+            self.left[shown(call)] = _CALLBACK
+        elif name == "train":
+            named = [keyword.value for keyword in call.keywords if keyword.arg == _RESUME]
+            for value in map(self.value, [*named, *call.args[:1]]):
+                if value not in (None, False):
+                    self.given[_RESUME] = value
 
     def _beneath(self, node: ast.expr, item: Object) -> None:
         """Tell a value that is set further below: trainer.optimizer.param_groups[0]["lr"] = 1."""

@@ -83,7 +83,8 @@ def read(text: str) -> PythonRun:
     parses = bool(not made and own & names and any("Parser" in called(call) for call in calls))
     trainer = _trainer([*map(called, calls)], [node.id for node in tree.nodes if isinstance(node, ast.Name)])
     if not made and not parses:
-        return PythonRun({}, False, imports, trainer, unread=_unread(tree, own))
+        left = dict(_foreign_trainers(tree))
+        return PythonRun({}, False, imports, trainer, left=left, unread=_unread(tree, own))
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
@@ -94,6 +95,7 @@ def read(text: str) -> PythonRun:
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
     given, left = trainers.of_adapters(tree, known.value)
+    given |= escapes.given
     of_model, unread_of_model = trainers.of_model_config(tree, known.value)
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
@@ -135,6 +137,14 @@ def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
     others = [name for end in ("Trainer", "Config") for name in (*made, *names)
               if name.endswith(end) and trl_kinds.other_trainer(name, "")]  # fmt: skip
     return next(iter((*ours, *others, *(name for name in made if name.endswith(("Trainer", "Config"))))), "")
+
+
+def _foreign_trainers(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield the trainers that a file imports from elsewhere than TRL and makes, with why they are not carried over."""
+    for call in tree.calls:
+        module = tree.imported.get(name := called(call), "trl")
+        if name.endswith("Trainer") and module.partition(".")[0] not in ("trl", "transformers"):
+            yield f"{module}.{tree.originals.get(name, name)}", trainers.NOT_TRLS
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:

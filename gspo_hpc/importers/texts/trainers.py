@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gspo_hpc.importers.texts.constants import as_code
+from gspo_hpc.importers import tables
+from gspo_hpc.importers.texts.constants import as_code, is_code
 from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_name, called, shown
 
 TRAINER = "GRPOTrainer"
@@ -18,6 +19,7 @@ _ORDER = (
 )  # fmt: skip
 # The names that TRL's scripts have for what a trainer is given.
 _NAMES = {"model": "model_name_or_path", "train_dataset": "dataset_name"}
+NOT_TRLS = "it is not TRL's trainer: what it changes is not known"
 # Methods that decide what is trained: losses, advantages, log-probabilities, rewards, and what completions are made of.
 _OBJECTIVE = re.compile(
     r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|training_step|create_optimizer|_step$"
@@ -191,6 +193,7 @@ def _loaded(tree: Tree, value: Callable[[ast.expr], Any], new: bool) -> tuple[di
         for keyword in call.keywords:
             if keyword.arg == "model_init_kwargs":
                 place, given = keyword.arg, [*_pairs(tree, keyword.value)]
+                whole = not is_code(value(keyword.value))
         if called(call) == "from_pretrained" and "PeftModel" in place:
             left[shown(call)] = _of_folder(call in early, merged, new)
             if call in early and not merged and not new:
@@ -205,6 +208,8 @@ def _loaded(tree: Tree, value: Callable[[ast.expr], Any], new: bool) -> tuple[di
             elif name in ("torch_dtype", "dtype") and not re.search(r"\bargs?\b|_args?\b", ast.unparse(node)):
                 match = _DTYPE.fullmatch(str(value(node)))
                 dtypes[text] = match[1] if match and tree.certain(call) else ""
+            elif place == "model_init_kwargs" and not whole and value(node) not in (None, False):
+                left[text] = tables.load("trl").reasons.get(name) or _NOTHING
     if len(kinds := {*dtypes.values()}) == 1 and "" not in kinds:
         found["torch_dtype"] = kinds.pop()
     else:
@@ -226,16 +231,26 @@ def _of_folder(early: bool, merged: bool, new: bool) -> str:
     )
 
 
-def _pairs(tree: Tree, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names and values of a mapping that stands in the file, also by a name that the file gives it."""
-    if isinstance(node, ast.Name):
-        for given in tree.nodes:
-            if isinstance(given, ast.Assign) and any(ast.unparse(name) == node.id for name in given.targets):
-                yield from _pairs(tree, given.value) if not isinstance(given.value, ast.Name) else ()
-    elif isinstance(node, ast.Dict):
-        yield from ((str(getattr(key, "value", "")), one) for key, one in zip(node.keys, node.values, strict=True))
-    elif isinstance(node, ast.Call) and called(node) == "dict":
-        yield from ((keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg)
+def _pairs(tree: Tree, given: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names and values of a mapping that stands in the file, with those that it may have, or get later."""
+    for node in tree.behind(given):
+        if isinstance(node, ast.Dict):
+            for key, one in zip(node.keys, node.values, strict=True):
+                yield from _pairs(tree, one) if key is None else [(str(getattr(key, "value", shown(key))), one)]
+        elif isinstance(node, ast.Call) and called(node) == "dict":
+            for keyword in node.keywords:
+                yield from _pairs(tree, keyword.value) if keyword.arg is None else [(keyword.arg, keyword.value)]
+    for use in tree.scopes.loads.get(tree.variable(given), ()) if isinstance(given, ast.Name) else ():
+        above = tree.parent(use)
+        if isinstance(above, ast.Subscript) and isinstance(assign := tree.parent(above), ast.Assign):
+            if above in assign.targets:  # given["name"] = value
+                yield str(getattr(above.slice, "value", shown(above.slice))), assign.value
+        elif isinstance(above, ast.Attribute) and above.attr == "update":
+            if not isinstance(call := tree.parent(above), ast.Call):
+                continue
+            more = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg is None)]
+            yield from (pair for one in more for pair in _pairs(tree, one))
+            yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg)
 
 
 def _unquantized(node: ast.expr, value: Callable[[ast.expr], Any]) -> bool:
@@ -325,9 +340,9 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
                 left += [base_name(base) for base in own.bases]
         elif (original := tree.originals.get(name, name)) == TRAINER:
             if (module := tree.imported.get(name, "trl")).partition(".")[0] != "trl":
-                found[f"{module}.{TRAINER}"] = "it is not TRL's: what it changes is not known"
+                found[f"{module}.{TRAINER}"] = NOT_TRLS
         elif original.endswith("Trainer"):
-            found[name] = "a trainer of its own, which the file imports: what it changes is not known"
+            found[name] = NOT_TRLS
         elif seen and original and original not in PLAIN_BASES:
             found[name] = "a class that a trainer of the file's own is derived from: what it changes is not known"
     return found

@@ -388,8 +388,7 @@ def test_an_argument_that_is_set_on_the_trainer_is_not_known(line: str) -> None:
     "text",
     [
         AFTER + "t.train()\nt.save_model(args.output_dir)\nt.push_to_hub()\nprint(t, t.model.config.use_cache)",
-        AFTER + "t.add_callback(Mine(t.model))\nif t.is_world_process_zero(): t.log_metrics('x', t.evaluate())",
-        AFTER + "from trl import LogCompletionsCallback\nt.add_callback(LogCompletionsCallback(t))",
+        AFTER + "if t.is_world_process_zero(): t.log_metrics('x', t.evaluate())\nt.train(resume_from_checkpoint=None)",
         "def build(a):\n    t = GRPOTrainer('m/m', args=a)\n    return t\ndef go(t):\n    t.train()\ngo(build(args))",
         "def main(a: GRPOConfig) -> GRPOTrainer:\n    return GRPOTrainer('m/m', args=a)\nmain(args)",
         "try:\n    import trl\nexcept ImportError:\n    GRPOConfig = GRPOTrainer = None\n" + AFTER,
@@ -400,6 +399,52 @@ def test_an_argument_that_is_set_on_the_trainer_is_not_known(line: str) -> None:
 def test_an_ordinary_use_of_the_trainer_is_not_listed(text: str) -> None:
     found = convert(f"{HEAD}{MADE}{text}\n", gpus=1)
     assert not found.left and not found.open and len(found.carried) == 4
+
+
+def test_callbacks_and_a_checkpoint_that_the_trainers_methods_get_are_listed() -> None:
+    for text in ("t.add_callback(Mine(t.model))", "from trl import Log\nt.add_callback(Log(t))"):
+        (item,) = convert(f"{HEAD}{MADE}{AFTER}{text}\n", gpus=1).left
+        assert item.why == "callbacks have no counterpart here"
+    for given, shown in (("resume_from_checkpoint=last()", "$(last())"), ("'a/b'", "a/b"), ("True", "true")):
+        (item,) = convert(f"{HEAD}{MADE}{AFTER}t.train({given})\n", gpus=1).left
+        assert item.given == f"resume_from_checkpoint={shown}" and "resumes the run here" in item.why
+
+
+@pytest.mark.parametrize(
+    ("before", "given"),
+    [
+        ("", "{'a': 1, **({'quantization_config': own.q} if own.few else {})}"),
+        ("kw = dict(a=1)\nif own.few:\n    kw['quantization_config'] = own.q", "kw"),
+        ("kw = {'a': 1}\nif own.few:\n    kw.update(quantization_config=own.q)", "kw"),
+        ("kw = {'a': 1}\nkw.update({'quantization_config': own.q} if own.few else {})", "kw"),
+    ],
+)
+def test_what_a_model_is_loaded_with_is_listed_one_by_one(before: str, given: str) -> None:
+    """The whole was cut off, and with it weights that are quantized under a condition."""
+    text = f"{HEAD}{before}\nargs = GRPOConfig(beta=0.1, num_generations=8, model_init_kwargs={given})\n{AFTER}"
+    why = {item.name: item.why for item in convert(text, gpus=1).left}
+    assert why["model_init_kwargs quantization_config=own.q"] == "weights are never quantized here"
+    assert why["model_init_kwargs a=1"] == "it has no counterpart here"
+
+
+def test_what_a_yaml_loads_a_model_with_is_named() -> None:
+    text = "num_generations: 8\nbeta: 0.1\nmodel_init_kwargs: {dtype: bfloat16, device_map: auto, load_in_4bit: true}"
+    why = {item.name: item.why for item in convert(text, source="trl", gpus=1).left}["model_init_kwargs"]
+    assert why == "device_map, load_in_4bit of it: no counterpart here; weights are never quantized here"
+
+
+@pytest.mark.parametrize("config", ["from own.arguments import Mine as C", "from trl import GRPOConfig as C"])
+def test_a_trainer_of_another_module_is_told(tmp_path: Path, config: str) -> None:
+    """Also where the file takes its config from another module: its command was read, and not its trainer."""
+    script = "python grpo.py --num_generations 8 --per_device_train_batch_size 8 --beta 0.1"
+    text = f"from trl import TrlParser\n{config}\nfrom own.trainer import GRPOTrainer\n"
+    text += "args = TrlParser((C,)).parse_args_and_config()\nGRPOTrainer('m/m', [f], args).train()\n"
+    (tmp_path / "grpo.py").write_text(text)
+    found = convert(script, folder=tmp_path, name="run.sh", gpus=1)
+    told = "grpo.py trains with own.trainer.GRPOTrainer, which is not TRL's: what that changes is not known"
+    assert told in found.assumed and "own.trainer.GRPOTrainer" in {item.name for item in found.left}
+    (tmp_path / "grpo.py").write_text(text.replace("own.trainer", "trl"))
+    assert not any("trains with" in line for line in convert(script, folder=tmp_path, name="run.sh", gpus=1).assumed)
 
 
 def test_a_trainer_of_the_files_own_may_pass_its_config_on() -> None:

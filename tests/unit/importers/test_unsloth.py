@@ -76,6 +76,18 @@ def test_the_batch_becomes_a_group_where_an_update_has_no_whole_ones(
     assert told(of(sizes, gpus), "per_device_train_batch_size") is (made != size)
 
 
+def test_a_batch_that_depends_on_what_is_not_known_is_not_called_known() -> None:
+    found = of("per_device_train_batch_size=1, gradient_accumulation_steps=1, num_generations=own.x")
+    assert found.config.batch.micro_batch_size == 8
+    why = {item.name: item.why for item in found.left}["per_device_train_batch_size"]
+    assert "which depends on num_generations, and is not known: 8 is taken" in why
+    assert not any("num_generations (8)" in line for line in found.assumed)
+    found = of("per_device_train_batch_size=own.x, gradient_accumulation_steps=1, num_generations=6")
+    assert found.config.batch.micro_batch_size == 6 and "per_device_train_batch_size" in {
+        one.name for one in found.left
+    }
+
+
 def test_a_rollout_that_is_given_keeps_the_batch() -> None:
     sizes = "per_device_train_batch_size=2, gradient_accumulation_steps=2, num_generations=8, steps_per_generation=4"
     assert of(sizes).config.batch.micro_batch_size == 2
