@@ -1,4 +1,4 @@
-"""What ms-swift makes of one script in different versions: processes, the place of vLLM, rollouts ahead (under 1 s)."""
+"""One script in different versions of ms-swift: processes, the place of vLLM, rollouts ahead (under 1 s)."""
 
 from __future__ import annotations
 
