@@ -29,6 +29,10 @@ FLAGS = (
 )
 
 
+class Navigated(AssertionError):
+    """The page left while an expression was evaluated in it."""
+
+
 def executable() -> str:
     """The browser that GSPO_HPC_CHROMIUM names, or that is on PATH."""
     named = os.environ.get("GSPO_HPC_CHROMIUM")
@@ -68,6 +72,8 @@ class Browser:
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._count:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Navigated(answer["error"])
                 assert "error" not in answer, (method, answer["error"])
                 result: dict[str, Any] = answer["result"]
                 return result
@@ -140,11 +146,16 @@ class Tab:
         return found["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Return once an expression is true."""
+        """Return once an expression is true; a page that leaves while it is asked is asked again."""
         deadline = time.monotonic() + PATIENCE
-        while not self.run(script):
+        while not self._holds(script):
             assert time.monotonic() < deadline, script
             time.sleep(0.02)
+
+    def _holds(self, script: str) -> bool:
+        with contextlib.suppress(Navigated):
+            return bool(self.run(script))
+        return False
 
     def press(self, key: str, code: int, text: str = "") -> None:
         """Press a key and let it go."""
