@@ -369,7 +369,8 @@ class Draft:
                 continue
             text = " ".join(map(str, value)) if isinstance(value, list) else value
             why = next((text for pattern, text in self.source.table.reasons.items() if fnmatch(name, pattern)), None)
-            if is_unset(text) and self._is_known(name) and why is None and name not in self.source.table.blank:
+            taken = name in self._taken and name not in self.source.table.blank
+            if is_unset(text) and why is None and (taken or name in self.source.table.read):
                 self._unset(name, text)
             elif not self._is_known(name):
                 added = self.variables.get("added", "").split()  # by a + of Hydra, which makes a new key

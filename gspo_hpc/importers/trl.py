@@ -151,7 +151,7 @@ def sharding(draft: Draft) -> None:
     """Put what takes the place of ZeRO and FSDP."""
     launched = draft.variables.get("distributed_type") in ("DEEPSPEED", "FSDP")
     if draft.given("fsdp") or draft.given("deepspeed") or launched:
-        text = "in place of ZeRO or FSDP, which also shard the weights"
+        text = "in place of ZeRO or FSDP; ZeRO-3 and FSDP shard the weights, too"
         draft.put("optimizer.distributed", True, comment=text, of=("distributed_type",))
         draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
         draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")

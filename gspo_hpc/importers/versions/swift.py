@@ -94,6 +94,11 @@ def mode(draft: Draft) -> str:
     """
     addressed = any(draft.given(name) for name in _SERVERS)
     found, given = "server" if addressed else "colocate", draft.choice("vllm_mode", ("colocate", "server"), "colocate")
+    silent = not addressed and not draft.given("vllm_mode") and third(draft) not in _EARLY
+    if draft.source.project == "ms-swift" and draft.switch("use_vllm") and silent:
+        draft.assumed.append(
+            "vllm_mode is not given: colocate, as in ms-swift up to 3.11.0; later versions demand it beside use_vllm"
+        )
     if draft.source.project != "ms-swift" or found == given:
         return given
     early = f"ms-swift up to 3.11.0 takes {found} {'beside' if addressed else 'without'} a server's address"

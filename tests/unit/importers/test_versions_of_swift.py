@@ -55,6 +55,21 @@ def test_the_address_of_a_server_decided_where_vllm_runs(words: str, mode: str, 
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--use_vllm true", 1),
+        ("", 0),
+        ("--use_vllm false", 0),
+        ("--use_vllm true --vllm_mode colocate", 0),
+        ("--use_vllm true --num_infer_workers 2", 0),  # up to 3.4, which had no other mode
+    ],
+)
+def test_a_mode_that_later_versions_demand_is_told(words: str, notes: int) -> None:
+    """Since 3.11.1 there is no run beside use_vllm without one."""
+    assert len(told(convert(HF + words), "vllm_mode is not given: colocate")) == notes
+
+
 @pytest.mark.parametrize(("words", "mode"), [(HOST, "colocate"), (f"{HOST} --vllm_mode server", "server")])
 def test_megatron_swift_takes_vllm_mode_as_it_is_given(words: str, mode: str) -> None:
     assert convert(f"NPROC_PER_NODE=4 {MEGATRON} {words}").config.rollout.mode == mode
