@@ -231,7 +231,8 @@ def page() -> str:
 
 `gspo-hpc plan` estimates seconds from data sheets, numbers of operations and bytes, and a few constants
 (gspo_hpc/planning/estimates/rates.py). This page compares the estimates with runs that others have published.
-**None of them is a run of gspo_hpc**: no estimate has been compared with a run of this package on GPUs yet.
+**None of them is a run of gspo_hpc**: no estimate of time has been compared with a run of this package on GPUs yet.
+[gpu-results.md](gpu-results.md) has the memory of some passes on one GPU, beside that of the plan.
 `python tools/estimates.py` writes this page, and a test checks that it is up to date.
 
 **Every row is a config** in [docs/estimates/](estimates/) that `plan` accepts, complete enough for `train` and `submit`

@@ -1,8 +1,8 @@
-"""Decisions of a supervisor on dead nodes, its own suspension, an earlier preemption and a lock that is held (1 s).
+"""Decisions of a supervisor on dead nodes, suspension, an earlier preemption, an ended job and a held lock (1 s).
 
 It would catch a job that goes back to the queue with the node that does not answer, one whose ranks are taken for
-hanging after all of them were suspended, one that is told preempted for a preemption before it began, and one that is
-refused because submit has not quite ended.
+hanging after all of them were suspended, one that is told preempted for a preemption before it began, one that starts
+ranks although Slurm is ending it, and one that is refused because submit has not quite ended.
 """
 
 from __future__ import annotations
@@ -56,6 +56,38 @@ def test_a_job_goes_back_to_the_queue_without_nodes_that_do_not_answer(
     monkeypatch.setattr(commands, "dead_nodes", lambda nodes: dead)
     last = supervisor._decide(Verdict("failed", "planted"), config, run, StopFlag())
     assert last == (supervisor._Last(REQUEUE, requeue=True, excluded=["n2"]) if dead else None)
+
+
+@pytest.mark.parametrize(("running", "starts"), [(False, False), (True, True), (None, True)])
+def test_a_supervisor_after_a_killed_one_starts_nothing_in_a_job_that_is_being_ended(
+    running: bool | None, starts: bool, config: Config, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal that ended the one before may be Slurm's. Without an answer of Slurm (None) it goes on."""
+
+    def runs(job_id: str) -> bool:
+        if running is None:
+            raise commands.SlurmError("no answer")
+        return running
+
+    class Started(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setenv("GSPO_HPC_KILLED", "137")
+    monkeypatch.setattr(supervisor, "take_over", lambda *_: None)
+    monkeypatch.setattr(ending, "runs", runs)
+    monkeypatch.setattr(ending, "wait_for_end", lambda _: None)
+    monkeypatch.setattr(supervisor, "_Attempt", start)
+    notices: Any = None  # of an attempt that has ended
+    with run.lock() as lock:
+        if starts:
+            with pytest.raises(Started):
+                supervisor._attempts(config, run, lock, tmp_path, "7", StopFlag(), notices)
+        else:
+            last = supervisor._attempts(config, run, lock, tmp_path, "7", StopFlag(), notices)
+            assert last == supervisor._Last(REQUEUE) and run.read_attempts() == []
 
 
 @pytest.mark.parametrize(("away", "heard"), [(3.0, False), (600.0, True)])
