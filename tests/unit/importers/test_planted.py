@@ -132,3 +132,31 @@ def test_micro_batches_that_ms_swift_chose_up_to_3_6_make_at_least_16_completion
     words = f"--rlhf_type grpo --num_generations 2 --beta 0 --per_device_train_batch_size {size} --vllm_device auto"
     found = convert(f"swift rlhf {words}", gpus=processes)
     assert found.config.batch.global_batch_size == size * processes * accumulated
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [("", "bfloat16"), ("--fp16 true", "float16"), ("--fp16 true --bf16 true", "float16"),
+     ("--bf16 false", "float32"), ("--torch_dtype float16", "float16")],
+)  # fmt: skip
+@pytest.mark.parametrize("start", ["megatron rlhf --train_iters 5", "swift rlhf"])
+def test_the_precision_of_ms_swift_is_that_of_fp16_first(start: str, words: str, dtype: str) -> None:
+    run = f"{start} --rlhf_type grpo --num_generations 4 --beta 0 {words}"
+    assert convert(run, gpus=4).config.model.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["rollout", "ref"])
+def test_each_pass_of_verl_counts_as_the_update_does_unless_it_has_a_switch_of_its_own(name: str) -> None:
+    """verl's defaults of log_prob_use_dynamic_bsz are the actor's use_dynamic_bsz."""
+    ours = {"rollout": "logprob", "ref": "reference"}[name]
+    actor, own = "actor_rollout_ref.actor", f"actor_rollout_ref.{name}.log_prob"
+    sizes = f"{own}_micro_batch_size_per_gpu=4 {own}_max_token_len_per_gpu=20000"
+    for switches, size, tokens in (
+        (f"{actor}.use_dynamic_bsz=True", None, 20000),
+        (f"{actor}.use_dynamic_bsz=True {own}_use_dynamic_bsz=False", 4, None),
+        (f"{actor}.use_dynamic_bsz=False {actor}.ppo_micro_batch_size_per_gpu=2", 4, None),
+        (f"{actor}.ppo_micro_batch_size_per_gpu=2 {own}_use_dynamic_bsz=True", None, 20000),
+    ):
+        batch = convert(f"{VERL} {switches} {sizes}").config.batch
+        assert getattr(batch, f"{ours}_micro_batch_size") == size, switches
+        assert getattr(batch, f"{ours}_micro_batch_tokens") == tokens, switches
