@@ -91,8 +91,9 @@ class Outcome(NamedTuple):
 
     place: str
     kind: str
-    text: str  # the error, the arguments that are left open, or how many are carried over
+    text: str  # the error, the arguments that are left open, or what became of how many
     plans: bool = False  # the planner accepts the config as it is
+    strange: bool = False  # it has arguments that are not known as the project's
 
 
 def runs(folder: Path, checkout: str, about: Checkout) -> Iterator[Run]:
@@ -127,9 +128,11 @@ def outcome(run: Run) -> Outcome:
     except Exception as error:  # a fault of ours: it is counted, and the others go on
         return Outcome(run.place, "fault", f"{type(error).__name__}: {error}")
     plans = make_plan(found.config).valid
+    strange = bool(found.strange)
     if found.open:
-        return Outcome(run.place, "open", "; ".join(found.open), plans)
-    return Outcome(run.place, "exact", f"{len(found.carried)} carried over, {len(found.left)} not", plans)
+        return Outcome(run.place, "open", "; ".join(found.open), plans, strange)
+    told = f"{len(found.carried)} carried over, {len(found.left)} not" + f", {len(found.strange)} not known" * strange
+    return Outcome(run.place, "exact", told, plans, strange)
 
 
 def first_of(found: list[Run], most: int) -> list[Run]:
@@ -158,6 +161,9 @@ def main() -> None:
     parser.add_argument("--half", choices=["tune", "judge"], help="only the files of this half")
     parser.add_argument("--only", metavar="NAME", help="only this checkout")
     parser.add_argument("--plans", action="store_true", help="also count the configs that plan accepts as they are")
+    parser.add_argument(
+        "--unknown", action="store_true", help="also count exact runs with arguments that are not known"
+    )
     parser.add_argument("--list", action="store_true", help="also print what became of every run")
     parser.add_argument("--sample", type=int, metavar="N", help="also name N runs that are converted, at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
@@ -188,6 +194,9 @@ def main() -> None:
     if args.plans:
         converted = [item for item in everything if item.kind in ("exact", "open")]
         print(f"{sum(item.plans for item in converted)} of {len(converted)} configs are accepted by plan as they are")
+    if args.unknown:
+        exact = [item.strange for item in everything if item.kind == "exact"]
+        print(f"{sum(exact)} of {len(exact)} exact runs have arguments that are not known as their project's")
     for item in everything if args.list else ():
         print(f"{item.kind}\t{item.place}\t{item.text}")
     if args.sample:

@@ -35,6 +35,14 @@ def test_runs_are_counted_by_what_becomes_of_them(tmp_path: Path) -> None:
     ]
     kinds = {line.split("\t")[1]: line.split("\t")[0] for line in lines[5:]}
     assert kinds["ms-swift/examples/b.sh"] == "open" and kinds["trl/docs/source/p.md:3"] == "exact"
+    assert count(tmp_path, "--unknown")[5] == "0 of 2 exact runs have arguments that are not known as their project's"
+    (swift / "e.sh").write_text(RUN.format("1e-6").strip() + " --of_a_fork 3\n")
+    (swift / "f.sh").write_text(RUN.format("$RATE").strip() + " --of_a_fork 3\n")
+    lines = count(tmp_path, "--unknown", "--list")
+    assert lines[5] == "1 of 3 exact runs have arguments that are not known as their project's"
+    assert [line.split("\t")[2][-13:] for line in lines if "/e.sh" in line] == [", 1 not known"]
+    for name in ("e.sh", "f.sh"):
+        (swift / name).unlink()
     halves = [count(tmp_path, "--list", "--half", half)[2:] for half in ("tune", "judge")]
     places = [line.split("\t")[1] for half in halves for line in half if "\t" in line]
     assert sorted(places) == sorted(kinds)
