@@ -237,6 +237,16 @@ def test_a_signal_to_one_rank_is_not_the_memory_that_another_lacks(
     assert (one.stop, one.detail) == (stop, "it creeps" if stop == MEMORY else "")
 
 
+def test_a_signal_to_the_job_is_not_the_memory_that_ranks_lack_at_the_same_time(slurm: Slurm, watch: Watch) -> None:
+    slurm.ends_in(NOTICE + 1000)
+    one = watch()
+    one.server.ranks[0] = RankState(0, "n1", 1, "7.0", heard_at=0.0, moved_at=0.0, signal=f"{MEMORY}: it creeps")
+    one.unholding = True  # a process that this test has no use for
+    one.flag.request("SIGTERM")
+    one._stop_if_due()
+    assert (one.stop, one.detail) == ("stopped", "")
+
+
 @pytest.mark.parametrize("names", [{"7.0"}, {"7.0", "7.1"}])
 def test_a_stopped_rank_goes_on_before_it_is_to_write_its_stacks(
     names: set[str], monkeypatch: pytest.MonkeyPatch
@@ -312,6 +322,8 @@ def test_a_supervisor_that_takes_over_waits_for_the_ranks_and_forgets_the_death(
     monkeypatch.setattr(takeover, "_POLL", 0.01)
     monkeypatch.setenv("GSPO_HPC_JOB_BEGAN", "0")
     monkeypatch.setenv("GSPO_HPC_KILLED", "137")
+    swept: list[int] = []
+    monkeypatch.setattr(takeover.leftovers, "sweep", lambda _, attempts: swept.extend(attempts))
     with run.lock():
         run.new_attempt(config)
     count, cancelled = tmp_path / "looks", tmp_path / "cancelled"
@@ -319,6 +331,7 @@ def test_a_supervisor_that_takes_over_waits_for_the_ranks_and_forgets_the_death(
     verdict = takeover.take_over(run, "7", StopFlag())
     assert verdict is not None and verdict.detail.startswith("signal 9 ended the supervisor")
     assert len(count.read_text().splitlines()) > looks, "it has looked until none was left"
+    assert swept == [1], "what the attempt left in memory goes, too"
     assert not cancelled.exists() and "GSPO_HPC_KILLED" not in os.environ
 
 

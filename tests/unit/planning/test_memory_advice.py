@@ -130,3 +130,15 @@ def test_a_setting_is_worth_a_change_if_it_leaves_a_hundredth_of_the_card(more: 
     before: Any = SimpleNamespace(headroom=memory.estimate(arch, changed, device).headroom - more)
     found = savings.roomier(arch, device, config, before, Models())
     assert found is not None and (found[0] == "memory.recompute_granularity=full") == told
+
+
+def test_a_setting_that_leaves_a_run_above_its_gpu_is_no_help() -> None:
+    """Recomputation alone would leave more of the card, and still run out of memory; so would everything together."""
+    config = made(
+        cluster={"gpu": "H100", "nodes": 1}, model={"path": "Qwen2.5-32B"}, batch={"micro_batch_tokens": 6144}
+    )
+    arch, device = architecture.find(config), devices.find("H100")
+    assert arch is not None and device is not None
+    again = memory.estimate(arch, with_value(config, "memory.recompute_granularity", "full"), device)
+    before = memory.estimate(arch, config, device)
+    assert before.headroom < again.headroom < 0 and savings.roomier(arch, device, config, before, Models()) is None

@@ -56,6 +56,20 @@ def test_four_or_five_faults_are_repaired_one_after_another(without: int | None)
     assert repair.find(config) is None
 
 
+def test_a_repair_of_six_settings_is_found_where_fewer_would_change_more() -> None:
+    """With five the longest prompt would be halved: a larger budget of tokens needs a lighter layout (5 s)."""
+    raw = {
+        "cluster": {"gpus_per_node": 8, "gpu": "H100"},
+        "model": {"path": "Qwen/Qwen3-4B"},
+        "parallel": {"tensor_model_parallel_size": 3},
+        "batch": {"num_generations": 7, "global_batch_size": 128, "micro_batch_tokens": 16384},
+        "rollout": {"max_prompt_length": 60000, "max_response_length": 4096, "tensor_parallel_size": 3},
+    }
+    found = repair.find(from_dict(raw))
+    assert found is not None and found.left == () and len(found.changes) == 6
+    assert {change.key: change.value for change in found.changes}["rollout.max_prompt_length"] == 40960 - 4096
+
+
 RANDOM_FAULTS: list[tuple[str, str, list[Any]]] = [
     ("batch", "num_generations", [3, 5, 7, 9, 11]),
     ("batch", "micro_batch_tokens", [100, 1000, 2000]),
