@@ -84,3 +84,10 @@ def test_the_budget_is_the_smallest_of_those_about_as_fast(monkeypatch: pytest.M
     monkeypatch.setattr(batches, "HEADROOM", -100.0)
     (budget,) = batches._budget(search, one)
     assert tried == list(seconds) and budget.value == 2 * longest and "room for 2" in budget.reason
+
+
+def test_a_layout_that_is_tight_gets_a_budget_that_leaves_as_much() -> None:
+    search = layouts.Search(load(PRESET, ["cluster.gpus_per_node=2", "rollout.max_response_length=1024"]))
+    one = search.ranked(1)[0]
+    assert 0.0 < one.memory.headroom < batches.HEADROOM
+    assert [advice.value for advice in batches._budget(search, one)] == [2048]
