@@ -246,10 +246,11 @@ every update; gspo_hpc does not for the first of a rollout, and for none where g
 asynchronous rows. And where generation is ahead, their engines begin a rollout before the last completion of the one
 before has ended; those of gspo_hpc wait for it.
 
-Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant of an
-estimate was chosen with one of them. Only the [range](#the-range) that `plan` prints around an estimate is that of all
-rows whose lengths are published, predictions among them. The row called former calibration was used, too, until its length was seen to be fitted to
-its own update: it tests nothing, and four constants are still those that it helped to determine (see Constants).
+Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant
+of an estimate was chosen with one of them. Only the [range](#the-range) that `plan` prints around an estimate is that
+of all rows whose lengths are published, predictions among them. The row called former calibration was used, too, until
+its length was seen to be fitted to its own update: it tests nothing, and four constants are still those that it helped
+to determine (see Constants).
 Seconds are those of one step as these projects
 count steps: a rollout with all its updates.
 

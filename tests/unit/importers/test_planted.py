@@ -160,3 +160,13 @@ def test_each_pass_of_verl_counts_as_the_update_does_unless_it_has_a_switch_of_i
         batch = convert(f"{VERL} {switches} {sizes}").config.batch
         assert getattr(batch, f"{ours}_micro_batch_size") == size, switches
         assert getattr(batch, f"{ours}_micro_batch_tokens") == tokens, switches
+
+
+def test_an_older_name_beside_its_present_one_is_told() -> None:
+    """The present one counts, wherever they stand."""
+    run = "swift rlhf --rlhf_type grpo --model m --num_generations 4 --reward_funcs a"
+    for words in ("--train_type full --tuner_type lora", "--tuner_type lora --train_type full"):
+        found = convert(f"{run} {words}", gpus=1)
+        (left,) = (one.why for one in found.left if one.name == "train_type")
+        assert "--tuner_type, its present name, is given too" in left
+        assert found.config.adapter.type == "lora"

@@ -13,7 +13,7 @@ import pytest
 
 from gspo_hpc.config.loader import load
 from gspo_hpc.planning.fixes import repair, search, suggested
-from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.change import Change, Fix, together
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.memory import MemoryRule
@@ -23,6 +23,14 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 def fix(key: str, before: Any, value: Any, *more: Change) -> Fix:
     return Fix((Change(key, before, value), *more))
+
+
+def test_one_more_setting_has_to_save_more_than_a_little() -> None:
+    """Two settings that go a hundredth less far together than one alone are no better a fix; at two thirds they are."""
+    (alone,) = fix("batch.micro_batch_size", 100, 400).changes
+    near = 0.5 * alone.distance
+    assert together([alone]) == alone.distance < together([], [near, near - 0.01 * alone.distance])
+    assert together([], [near, near / 3]) < alone.distance
 
 
 def test_of_machines_that_remedies_change_only_what_none_changes_alone_stays_and_of_that_the_nearest() -> None:

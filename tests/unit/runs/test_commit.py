@@ -321,6 +321,19 @@ def test_retain_works_beside_what_a_kill_left_of_another(tmp_path: Path) -> None
     assert [path.name for path in list_committed(tmp_path)] == ["000020"] and left.is_dir()
 
 
+def test_a_checkpoint_that_is_being_deleted_has_not_the_name_of_one_that_is_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill in the deletion leaves is no checkpoint, and a save of the same step has its folder to itself."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    monkeypatch.setattr(commits, "remove_tree", lambda path: None)
+    retain(tmp_path, 1)
+    (left,) = (path for path in tmp_path.iterdir() if path.name != "000020")
+    assert left.name != staging_path(tmp_path, 10).name and left.name.endswith("000010-retired")
+    assert [path.name for path in list_committed(tmp_path)] == ["000020"]
+
+
 def test_clean_staging_removes_only_what_a_kill_left(tmp_path: Path) -> None:
     clean_staging(tmp_path / "none")
     save(tmp_path, 10)
