@@ -68,11 +68,13 @@ def prepare(
     *,
     copy: Copy | None = None,  # writes a copy of the state, which may change meanwhile; None: the state itself
     planner: MCoreSavePlanner | None = None,
+    afterwards: Callable[[], None] = lambda: None,
     check: bool = True,
 ) -> Callable[[], None]:
     """Return a function that writes this rank's part of a sharded state into the existing folder `shards`.
 
     Its collectives are those of `group`; it notes every shard in `written`, by its path below the folder of `shards`.
+    It calls `afterwards` once all is written or that has failed, before it waits for what others say.
     Relies on ``save_preprocess``, on ``_replace_state_dict_keys_with_sharded_keys`` and ``mcore_to_pyt_state_dict``,
     which make torch's state from Megatron's, and on ``MCoreSavePlanner`` (0.16 to 0.19). On an upgrade compare with
     ``dist_checkpointing.save`` and ``TorchDistSaveShardedStrategy.async_save``.
@@ -88,7 +90,7 @@ def prepare(
     # The commit syncs files. Nothing is copied ahead: torch would do so on a stream of the thread's present device, and
     # wait for that one alone, whichever GPU the tensor is on. Without it every tensor is copied by `Tensor.cpu`.
     writer = _Writer(shards, sync_files=False, per_thread_copy_ahead=0)
-    writer.fs = _Hashing(shards.parent, written)
+    writer.fs, writer.afterwards = _Hashing(shards.parent, written), afterwards
     planner = planner or MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
 
     def write() -> None:
@@ -255,9 +257,19 @@ class _LoadPlanner(MCoreLoadPlanner):
 class _Writer(torch_checkpoint.FileSystemWriter):
     """torch's writer of shards, with the index as JSON.
 
-    Relies on ``finish`` being called once, on one rank, with the metadata of all tensors and what every rank has
-    written: an `index` and a `storage_data` for each piece (torch 2.13).
+    Relies on ``write_data``, which has written when it returns, and on ``finish`` being called once, on one rank, with
+    the metadata of all tensors and what every rank has written: an `index` and a `storage_data` for each piece (torch
+    2.13).
     """
+
+    afterwards: Callable[[], None]
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write this rank's tensors."""
+        try:
+            return super().write_data(plan, planner)
+        finally:
+            self.afterwards()
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         """Write the index."""

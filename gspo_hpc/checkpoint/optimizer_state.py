@@ -8,7 +8,7 @@ Rates and decay are not saved with it: they come from the configuration and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,27 +20,25 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_f
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from gspo_hpc.checkpoint import shared_optimizer
-from gspo_hpc.checkpoint.shared_optimizer import Gathering
+from gspo_hpc.checkpoint.assembly import Assembly
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MASTER = "fp32_param"
 
 State = dict[str, Any]
-Place = Callable[[str, int], torch.Tensor]  # host memory for a name and a number of fp32 elements, kept by its owner
 
 
-def sharded(optimizer: Any, model: State, place: Place | None = None, later: list[Gathering] | None = None) -> State:
+def sharded(optimizer: Any, model: State, assembly: Assembly | None = None) -> State:
     """Return the state to save, or to load into, for the sharded state `model` of all weights.
 
-    `place` gives the memory for what data-parallel ranks gather of a state that they share, to save it; that makes this
-    collective, unless they are to gather it `later`, for which this notes what is to be done. Without a place there is
-    a tensor for everything, to load into.
+    To save it, an `assembly` puts together what data-parallel ranks share. Without one there is a tensor for
+    everything, to load into.
     """
     tensors = {}
     for number, part in enumerate(optimizer.chained_optimizers):
         _begin(part)
         if isinstance(part, DistributedOptimizer):
-            tensors[str(number)] = _owned(part, model, number, place, later)
+            tensors[str(number)] = _owned(part, model, assembly)
         else:
             tensors[str(number)] = {
                 str(index): {
@@ -73,10 +71,8 @@ def load(optimizer: Any, model: State, state: State) -> None:
             part.grad_scaler.load_state_dict(state["scaler"])
 
 
-def _owned(
-    part: Any, model: State, number: int, place: Place | None, later: list[Gathering] | None
-) -> dict[str, dict[str, ShardedBase]]:
-    """Return the entries of the parameters that this rank owns, by index and key, with the values if it has a place."""
+def _owned(part: Any, model: State, assembly: Assembly | None) -> dict[str, dict[str, ShardedBase]]:
+    """Return the entries of the parameters that this rank owns, by index and key."""
     weights = {id(base.data): base for base in nested_values(extract_sharded_tensors_and_factories(model)[0])}
     every, rank = shared_optimizer.shares(part), part.data_parallel_group.rank()
     for share in every:  # before anybody waits for anybody
@@ -84,15 +80,10 @@ def _owned(
         if weight.replica_id[-1] != rank:
             raise RuntimeError(f"{weight.key} is replica {weight.replica_id} on data-parallel rank {rank}")
     values: dict[int, dict[str, torch.Tensor]] = {}
-    if place is not None:
+    if assembly is not None:
         # Copies of a parameter on other ranks than those of this group, of which one is saved.
         every = [share for share in every if not any(weights[id(share.parameter)].replica_id[:-1])]
-        gathering = Gathering(part, _keys(part), every, lambda name, size: place(f"{number}.{name}", size))
-        if later is None:
-            gathering.fill()
-        else:
-            later.append(gathering)
-        values = gathering.whole
+        values = assembly.add(part, _keys(part), every)
     owned: dict[str, dict[str, ShardedBase]] = {}
     for share in every:
         if share.owner != rank:
@@ -100,7 +91,7 @@ def _owned(
         weight = weights[id(share.parameter)]
         entries = owned[str(share.index)] = {}
         for key in _keys(part):
-            flat = values[share.index][key] if place is not None else torch.empty(share.parameter.numel())
+            flat = torch.empty(share.parameter.numel()) if assembly is None else values[share.index][key]
             name = _MASTER if key == "param" else key
             # The only one of its data-parallel group that has the entry.
             first = replace(weight, replica_id=(*weight.replica_id[:-1], 0))

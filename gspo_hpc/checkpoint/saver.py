@@ -1,8 +1,8 @@
 """Write checkpoints while training goes on.
 
-The state is copied at once. A thread then writes the copy, with the collectives of a process group of its own, and
-commits it on rank 0. Only one save is under way at a time: the next one waits for it, and so does the end of a run. An
-error in the thread is raised when the loop calls the saver next.
+A thread copies the state, or waits for the copy of a GPU's stream, before anything changes it. It writes the copy, with
+the collectives of a process group of its own, and commits it on rank 0. Only one save is under way at a time: the next
+one waits for it, and so does the end of a run. An error in the thread is raised when the loop calls the saver next.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Saver:
                 self._copies,
                 check=not self._checked,
                 reference=self._reference,
-                exchanged=_yield_cores if self._background else lambda: None,
             )
         except BaseException:
             _remove(staging, first)
@@ -76,6 +75,8 @@ class Saver:
         def work() -> None:
             try:
                 _begin(self._policy.ranks.device)
+                if self._background:
+                    _yield_cores()
                 with (
                     waiting()
                 ):  # for ranks whose disks are slower, in collectives between the writes; a write says more
@@ -121,7 +122,7 @@ def _begin(device: torch.device) -> None:
 
 
 def _yield_cores() -> None:
-    """Leave training the cores that it wants, now that no other rank waits for this thread."""
+    """Leave training the cores that it wants: no rank waits for this thread but with its own."""
     thread = threading.get_native_id()
     present = os.getpriority(os.PRIO_PROCESS, thread)  # of the whole job, where somebody has started it with nice
     os.setpriority(os.PRIO_PROCESS, thread, min(present + _NICENESS, _NICEST))

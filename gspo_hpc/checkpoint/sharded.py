@@ -29,7 +29,7 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import adapters, compat, optimizer_state
-from gspo_hpc.checkpoint.shared_optimizer import Gathering
+from gspo_hpc.checkpoint.assembly import Assembly, Planner
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
@@ -45,35 +45,32 @@ class Copies:
     """
 
     def __init__(self, *, background: bool = True) -> None:
-        """Take `background`: whether training goes on meanwhile. Else only what ranks send each other is copied."""
-        self._background = background
+        """Take `background`: whether training goes on meanwhile. Else nothing is copied."""
+        self.background = background
         self._tensors: dict[tuple[str, tuple[int, ...], str], torch.Tensor] = {}
         self._host = HostMemory()
         self._locked = False
-        self._placed: set[int] = set()  # where memory begins that was given out, and holds a copy already
 
     def on(self, device: torch.device) -> None:
         """Begin a copy of a state that is on this device."""
         self._locked = device.type == "cuda"
-        self._placed.clear()
 
     def place(self, name: str, elements: int) -> torch.Tensor:
         """Return memory [elements], float32, for a copy that the caller makes."""
-        found = self._memory((name, (0,), ""), torch.Size([elements]), torch.float32)
-        self._placed.add(found.untyped_storage().data_ptr())
-        return found
+        return self._memory((name, (0,), ""), torch.Size([elements]), torch.float32)
 
     def take(self, state: dict[str, list[ShardedBase]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Replace the data in `state`, Megatron's sharded state by key, by memory for copies of it.
 
-        Returns pairs (copy, source) of tensors that are still to be copied. All other data is copied.
+        Returns pairs (copy, source) of tensors that are still to be copied. All other data is copied. What an assembly
+        puts together has no data.
         """
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not self._background:
+        if not self.background:
             return pairs
         for key, parts in state.items():
             for part in parts:
-                if isinstance(part, ShardedTensor) and part.data.untyped_storage().data_ptr() in self._placed:
+                if isinstance(part, ShardedTensor) and part.data.is_meta:
                     continue
                 if isinstance(part, ShardedTensor):
                     name = (key, tuple(part.global_offset), str(part.flattened_range))
@@ -91,13 +88,10 @@ class Copies:
 
 
 def _state(
-    policy: Policy,
-    copies: Copies | None = None,
-    reference: Sequence[torch.Tensor] | None = None,
-    later: list[Gathering] | None = None,
+    policy: Policy, reference: Sequence[torch.Tensor] | None = None, assembly: Assembly | None = None
 ) -> dict[str, Any]:
     model = _model_state(policy)
-    optimizer = optimizer_state.sharded(policy.optimizer, model, None if copies is None else copies.place, later)
+    optimizer = optimizer_state.sharded(policy.optimizer, model, assembly)
     state = {"model": model, "optimizer": optimizer, "scheduler": policy.scheduler.state_dict(), "base": policy.base}
     state |= {"first_adapters": policy.first_adapters, "alpha": policy.config.adapter.alpha}  # of adapters
     return state if reference is None else state | {"reference": _reference_state(policy, reference)}
@@ -111,13 +105,12 @@ def prepare(
     *,
     check: bool = True,
     reference: Sequence[torch.Tensor] | None = None,
-    exchanged: Callable[[], None] = lambda: None,
 ) -> Callable[[], dict[str, Entry]]:
     """Begin a copy of this rank's part of the state, and return a function that writes it into the folder `staging`.
 
-    The folder exists. What is on a GPU has been copied when this returns, and ranks that share an optimizer have sent
-    each other its pieces. In host memory the function does both first, calls `exchanged` between them, and meanwhile
-    the policy lets nothing change its state: a step of the optimizer, for one, helps to copy, and then steps.
+    The folder exists. Nothing is waited for: a GPU copies in a stream of its own, and in host memory the function does.
+    Until then the policy lets nothing change its state: a step of the optimizer, for one, helps to copy, or its stream
+    waits. Ranks that share an optimizer send each other its pieces, from the copies, while they write.
     All ranks call this and then the function, which returns what is in this rank's shards. The function may run in a
     thread beside training: its collectives are those of `group`, a gloo group of all ranks, and once it has returned on
     rank 0, all ranks have written. `check` verifies that all ranks together hold every piece of every parameter exactly
@@ -125,15 +118,11 @@ def prepare(
     not stay that of the start, one for each of the policy's trained parameters and under the same rule as its state.
     Both raise OSError where the disk fails.
     """
-    later = None if policy.ranks.device.type == "cuda" else list[Gathering]()
-
-    def exchange() -> None:
-        for one in later or ():
-            one.exchange(group)
+    assembly = Assembly(group, copies.place if copies.background else None)
 
     def copy_state(state: dict[str, list[ShardedBase]]) -> None:
-        own = [pair for one in later or () for pair in one.own()]
-        policy.copy_state([*copies.take(state), *own], exchange)
+        assembly.find(state)
+        policy.copy_state([*copies.take(state), *assembly.copies()])
 
     policy.restore()
     policy.settle()
@@ -145,14 +134,19 @@ def prepare(
     with plain_disk_full(staging):
         copies.on(policy.ranks.device)
         write_shards = compat.prepare(
-            _state(policy, copies, reference, later), shards, group, written, copy=copy_state, check=check
+            _state(policy, reference, assembly),
+            shards,
+            group,
+            written,
+            copy=copy_state,
+            planner=Planner(assembly),
+            afterwards=assembly.rest,
+            check=check,
         )
         state_copy = policy.state_copy
         (staging / f"rng-{policy.ranks.rank}.json").write_text(json.dumps(_rng_state(policy.ranks)), "utf-8")
 
     def write() -> dict[str, Entry]:
-        state_copy.exchange()
-        exchanged()
         state_copy.finish()
         with plain_disk_full(staging):
             try:
@@ -173,7 +167,7 @@ def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = 
     adapters are trained, the policy has its base, and the adapters that the run began with; ValueError if they are not
     those of the checkpoint's run.
     """
-    loaded = compat.load(_state(policy, reference=reference), path / "megatron")
+    loaded = compat.load(_state(policy, reference), path / "megatron")
     _load_model(policy, loaded["model"])
     adapters.refuse_other_base(loaded.get("base"), policy.base, str(policy.config.model.path))
     if "first_adapters" in loaded:  # not in a checkpoint of an earlier version

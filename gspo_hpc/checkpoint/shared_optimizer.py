@@ -3,8 +3,8 @@
 Megatron's distributed optimizer gives every rank of a data-parallel group a flat piece of each bucket of parameters.
 Its own way to save this whole makes every rank hold the state of all parameters. Here every parameter has an *owner*
 among the ranks that hold a piece of it. The others send it theirs, a bounded number of bytes at a time, and the owner
-alone saves the parameter; in a load it alone reads it, and sends the pieces back. So a rank holds about 1/dp of the
-state in host memory, but at least one whole parameter, and writes and reads no more than that.
+alone writes the parameter meanwhile; in a load it alone reads it, and sends the pieces back. So a rank writes and reads
+about 1/dp of the state. To save it, a rank holds its own pieces in host memory, and a few buckets of what comes.
 
 Shapes: every tensor here is flat. `begin` and `end` count elements from the first one of a parameter.
 """
@@ -89,61 +89,116 @@ def shares(part: Any) -> list[Share]:
 
 
 class Gathering:
-    """The whole state of those of the parameters that this rank owns, gathered from the ranks that hold pieces of it.
+    """The state of those of the parameters that this rank owns, which comes from the ranks that hold pieces of it.
 
-    The memory is there from the start. Either :meth:`fill` fills it at once. Or somebody copies the tensors of
-    :meth:`own`, and :meth:`exchange` brings the rest, in any order and in any thread; until both are done, the
-    optimizer must stay as it is.
+    Each rank copies its own pieces, which takes 1/dp of the state in host memory. While the checkpoint is written,
+    :meth:`elements` brings those of other ranks, which are dropped as soon as they are written: a batch of them and
+    what was asked for are all that is there beside the copy.
     """
 
-    def __init__(self, part: Any, keys: Sequence[str], every: Sequence[Share], place: Place) -> None:
+    def __init__(
+        self, part: Any, keys: Sequence[str], every: Sequence[Share], group: dist.ProcessGroup, place: Place | None
+    ) -> None:
         """Take the same parameters `every` on all ranks of the data-parallel group of the DistributedOptimizer `part`.
 
-        `keys`: "exp_avg", "exp_avg_sq" and, for an fp32 master, "param".
+        `keys`: "exp_avg", "exp_avg_sq" and, for an fp32 master, "param". `group`: one of gloo that has all these ranks.
+        `place` gives memory for copies; None if the optimizer stays as it is until all is written.
         """
-        self._part, self._keys, self._every = part, keys, every
-        self._rank = part.data_parallel_group.rank()
-        self.whole = {  # by index of the parameter and key, in host memory
-            share.index: {key: place(f"{share.index}.{key}", share.parameter.numel()) for key in keys}
-            for share in every
-            if share.owner == self._rank
-        }
+        self._members, self._copied = Members(part, group), place is not None
+        self._batches = _batches(every, keys)
+        self._shares = {share.index: share for share in every}
+        self._held: dict[tuple[int, str], torch.Tensor] = {}  # by index of the parameter and key
+        self._landed: dict[tuple[int, str], list[tuple[int, torch.Tensor]]] = {}  # ahead, with their first elements
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (target, source), for somebody else to make
+        for share in every:
+            if share.of(self._members.rank) is None:
+                continue
+            for key in keys:
+                values = _values(part, share.parameter, key)
+                if place is not None:
+                    self.copies.append((place(f"{share.index}.{key}", values.numel()), values))
+                    values = self.copies[-1][0]
+                self._held[share.index, key] = values
 
-    def own(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (target, source) of what this rank holds of its parameters: the source of a GPU may be a copy there."""
-        for share in self._every:
-            if share.owner == self._rank:
-                piece = share.of(self._rank)
-                assert piece is not None, "owners are among the holders"
-                for key, tensor in self.whole[share.index].items():
-                    yield tensor[piece.begin : piece.end], _values(self._part, share.parameter, key)
+    @property
+    def owned(self) -> list[Share]:
+        """The parameters that this rank owns, in the order in which their elements come."""
+        return [share for share in self._shares.values() if share.owner == self._members.rank]
+
+    def holds(self, index: int) -> bool:
+        """Return whether this rank has a whole parameter, of which nothing has to come."""
+        return len(self._shares[index].pieces) == 1
 
     @torch.no_grad()
-    def fill(self) -> None:
-        """Copy and exchange everything now, over the optimizer's own group. Collective."""
-        for target, source in self.own():
-            target.copy_(source)
-        self.exchange(self._part.data_parallel_group)
+    def elements(self, index: int, key: str, begin: int, end: int) -> torch.Tensor:
+        """Return elements of a tensor of a parameter that this rank owns, in the order in which they come.
 
-    @torch.no_grad()
-    def exchange(self, group: dist.ProcessGroup) -> None:
-        """Bring the pieces that other ranks hold, over a group that has all ranks of the optimizer's. Collective."""
+        Brings batches until all of them are there. The other ranks bring them too, as they ask for their elements or
+        for the :meth:`rest`: none is kept waiting by anything but the writing of others.
+        """
+        piece, held = self._shares[index].of(self._members.rank), self._held[index, key]
+        assert piece is not None, "owners are among the holders"
+        if piece.begin <= begin and end <= piece.end:
+            return held[begin - piece.begin : end - piece.begin]
+        found = torch.empty(end - begin, dtype=torch.float32)
+        missing = found.numel() - _fill(found, begin, piece.begin, held)
+        missing -= self._take_landed(found, (index, key), begin)
 
-        def send(move: _Move) -> torch.Tensor:
-            return _values(self._part, move.share.parameter, move.key)[move.offset : move.offset + move.elements]
-
-        def target(move: _Move) -> torch.Tensor:
-            return self.whole[move.share.index][move.key][move.begin : move.end]
-
-        def receive(move: _Move, values: torch.Tensor) -> None:
-            if values.data_ptr() != target(move).data_ptr():
-                target(move).copy_(values)
+        def belongs(move: _Move) -> bool:  # and nothing of it comes later
+            return (move.share.index, move.key) == (index, key) and move.end <= end
 
         def landing(move: _Move) -> torch.Tensor:
-            return target(move) if move.share.parameter.device.type == "cpu" else _empty(move)
+            return found[move.begin - begin : move.end - begin] if belongs(move) else _on_host(move)
 
-        batches = _batches(self._every, self._keys)
-        _exchange(Members(self._part, group), batches, send, landing, receive, to_owner=True)
+        def receive(move: _Move, values: torch.Tensor) -> None:
+            nonlocal missing
+            if belongs(move):
+                missing -= move.elements
+                return
+            if (move.share.index, move.key) == (index, key):
+                missing -= _fill(found, begin, move.begin, values)
+            self._landed.setdefault((move.share.index, move.key), []).append((move.begin, values))
+
+        while missing:
+            self._exchange(next(self._batches), landing, receive)
+        return found
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Bring the batches that are left, of which this rank needs nothing: others do. Collective."""
+        self._landed.clear()
+        for moves in self._batches:
+            self._exchange(moves, _on_host, lambda move, values: None)
+
+    def _exchange(
+        self,
+        moves: Sequence[_Move],
+        landing: Callable[[_Move], torch.Tensor],
+        receive: Callable[[_Move, torch.Tensor], None],
+    ) -> None:
+        def send(move: _Move) -> torch.Tensor:
+            held = self._held[move.share.index, move.key][move.offset : move.offset + move.elements]
+            return held if self._copied or held.device.type == "cpu" else _on_host(move).copy_(held)
+
+        _exchange_batch(self._members, moves, send, landing, receive, to_owner=True)
+
+    def _take_landed(self, found: torch.Tensor, tensor: tuple[int, str], begin: int) -> int:
+        """Fill in what came ahead, keep what belongs behind it, and return the number of elements."""
+        landed = self._landed.pop(tensor, [])
+        if behind := [one for one in landed if one[0] + one[1].numel() > begin + found.numel()]:
+            self._landed[tensor] = behind
+        return sum(_fill(found, begin, *one) for one in landed)
+
+
+def _fill(found: torch.Tensor, begin: int, first: int, values: torch.Tensor) -> int:
+    """Copy what two ranges of a tensor's elements share, and return how many that are.
+
+    `found` has those from `begin`, `values` those from `first`.
+    """
+    start, stop = max(begin, first), min(begin + found.numel(), first + values.numel())
+    if start < stop:
+        found[start - begin : stop - begin].copy_(values[start - first : stop - first])
+    return max(0, stop - start)
 
 
 @torch.no_grad()
@@ -222,6 +277,10 @@ class Members:
     def peer(self, rank: int) -> int:
         """Return the rank in the group that talks of a rank of the optimizer's group."""
         return rank if self._same else dist.get_group_rank(self.group, self._ranks[rank])
+
+
+def _on_host(move: _Move) -> torch.Tensor:
+    return torch.empty(move.elements, dtype=torch.float32)
 
 
 def _empty(move: _Move) -> torch.Tensor:

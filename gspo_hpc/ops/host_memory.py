@@ -13,7 +13,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -80,47 +80,50 @@ class HostCopy:
     """A copy of tensors into host memory, which other work may go on beside.
 
     The second tensor of every pair is copied into the first, of the same shape and in host memory. What comes from a
-    GPU has been copied when this is made. Copies within host memory are made by those who call :meth:`finish`; until it
-    has returned once, the sources must stay as they are. So must what `exchange` sends to other ranks: it is called
-    once, by whoever comes first.
+    GPU is copied by a stream of its own, after the work that the present stream has been given so far. Copies within
+    host memory are made by those who call. Until the copy is made the sources must stay as they are: whoever is about
+    to change them calls :meth:`before_change`, and whoever reads the copy :meth:`finish`.
     """
 
-    def __init__(
-        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], exchange: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._pairs = pairs  # keeps their memory
-        self._exchange, self._exchanging = exchange, threading.Lock()
-        self._failed: BaseException | None = None
+        self._copied: torch.Event | None = None
         pieces: list[tuple[int, int, int]] = []
+        others: list[tuple[torch.Tensor, torch.Tensor]] = []
         for target, source in pairs:
             alike = target.dtype == source.dtype and target.device == source.device
             if not (alike and target.is_contiguous() and source.is_contiguous()):
-                target.copy_(source.detach(), non_blocking=True)
+                others.append((target, source))
                 continue
             assert target.shape == source.shape
             for begin in range(0, source.nbytes, _PIECE_BYTES):
                 size = min(_PIECE_BYTES, source.nbytes - begin)
                 pieces.append((target.data_ptr() + begin, source.data_ptr() + begin, size))
-        if any(source.is_cuda for _, source in pairs):
-            torch.cuda.current_stream().synchronize()
+        if any(source.is_cuda for _, source in others):
+            self._copied = _copied_beside(others)
+        else:
+            _copy(others)
         self._rest, self._left = iter(pieces), len(pieces)
         self._moved = threading.Condition()
 
-    def exchange(self) -> None:
-        """Return when what goes between ranks is there. Whoever comes first sees to it; all raise its error."""
-        with self._exchanging:
-            if self._failed is not None:
-                raise self._failed
-            exchange, self._exchange = self._exchange, None
-            if exchange is not None:
-                try:
-                    exchange()
-                except BaseException as error:
-                    self._failed = error
-                    raise
+    def before_change(self) -> None:
+        """Let what comes next change the sources: on the host, and on a GPU in its present stream.
+
+        The stream waits for what is still being copied, and this thread does not.
+        """
+        self._move()
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
 
     def finish(self) -> None:
-        """Return when everything is copied. Threads that call this share the work, so none waits for a slower one."""
+        """Return when everything is copied."""
+        self._move()
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._pairs = ()
+
+    def _move(self) -> None:
+        """Make the copies within host memory. Threads that call this share the work: none waits for a slower one."""
         moved = 0
         for piece in self._rest:  # whoever is free takes the next one, which is atomic
             ctypes.memmove(*piece)  # without the interpreter's lock
@@ -128,10 +131,23 @@ class HostCopy:
         with self._moved:
             self._left -= moved
             if self._left == 0:
-                self._pairs = ()
                 self._moved.notify_all()
             self._moved.wait_for(lambda: self._left == 0)
-        self.exchange()
+
+
+def _copied_beside(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Event:
+    """Copy in a stream beside the present one, and return the event that all is copied."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be computing the sources
+    with torch.cuda.stream(stream):
+        _copy(pairs)
+    event: torch.Event = stream.record_event()
+    return event
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for target, source in pairs:
+        target.copy_(source.detach(), non_blocking=True)
 
 
 def _unlock(addresses: Sequence[int]) -> None:

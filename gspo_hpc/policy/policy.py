@@ -6,7 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +127,16 @@ class Policy:
         return [buffer for one in wrapped for buffer in (*one.buffers, *one.expert_parallel_buffers)]
 
     def before_change(self) -> None:
-        """Finish a copy of the state that is under way. Called before weights or optimizer change or move."""
-        self.state_copy.finish()
+        """Let a copy of the state that is under way go first. Called before weights or optimizer change or move."""
+        self.state_copy.before_change()
 
-    def copy_state(
-        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], exchange: Callable[[], None] | None = None
-    ) -> None:
+    def copy_state(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Begin a copy of parts of the state into host memory, (target, source); see :class:`HostCopy`.
 
-        `exchange` sends other ranks parts of this one's state. Whoever needs the copy calls ``state_copy.finish()``, as
-        the policy does before it changes anything.
+        Whoever reads the copy calls ``state_copy.finish()``; the policy lets it go first before it changes anything.
         """
         self.state_copy.finish()
-        self.state_copy = HostCopy(pairs, exchange)
+        self.state_copy = HostCopy(pairs)
 
     def offload(self, parts: Collection[str] | None = None, *, keep_weights: bool = False) -> int:
         """Give the memory of optimizer, gradients and weights to the engines, and return the bytes that this freed.

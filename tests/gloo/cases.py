@@ -70,7 +70,7 @@ from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
-from tests.gloo import mismatches, sums, turns
+from tests.gloo import mismatches, saves, sums, turns
 from tests.storages import Storages
 
 Arrays = dict[str, np.ndarray]
@@ -624,23 +624,18 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     if settings.optimizer.distributed:  # else one of them would have nothing to exchange
         parts = made.optimizer.chained_optimizers
         assert all(any(len(share.pieces) > 1 for share in shared_optimizer.shares(part)) for part in parts)
-    saver, gate = Saver(made), threading.Event()
+    saver = Saver(made)
     saver.save(_empty(Path(folder), ranks), lambda known: None)
     saver.wait()
-    # So the first of the steps to come finds a copy that nobody has begun. Where ranks exchange parts of their state,
-    # the loop does so on the even ones and, unless it is faster, the thread on the others.
-    prepare, gated = sharded.prepare, ranks.rank % 2 == 0 or not settings.optimizer.distributed
-
-    def held(*arguments: Any, **options: Any) -> Callable[[], Any]:
-        write = prepare(*arguments, **options)
-        return lambda: (gated and gate.wait(), write())[1]
-
-    with mock.patch.object(sharded, "prepare", held):
+    # The first of the steps to come finds a copy that nobody has begun, and ranks that have exchanged nothing.
+    with saves.held() as gate, saves.counted() as batches:
         saver.save(_empty(Path(folder), ranks), lambda known: None)  # into the memory that the first has used
-    assert update.step(made, rollout, objective, settings) is not None
-    gate.set()
-    assert update.step(made, rollout, objective, settings) is not None  # while it is written
-    saver.wait()
+        assert update.step(made, rollout, objective, settings) is not None
+        assert not batches, "the loop has waited for other ranks"
+        gate.set()
+        assert update.step(made, rollout, objective, settings) is not None  # while it is written
+        saver.wait()
+        assert bool(batches) == settings.optimizer.distributed
     barrier(ranks.device)
     straight = {f"straight/{name}": t.float().clone().numpy() for name, t in made.stream()}
     fresh = Policy(made.arch, settings, ranks)
@@ -648,6 +643,15 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
     sharded.load(fresh, Path(folder))
     advance(fresh)
     return straight | {f"resumed/{name}": t.float().clone().numpy() for name, t in fresh.stream()}
+
+
+def short_of_disk(model: str, world: int, folder: str, **sections: Any) -> Arrays:
+    """What saves say where one rank's disk fills up while others need its pieces; see :mod:`tests.gloo.saves`."""
+    shared_optimizer.SAVE_TRANSIT_BYTES = 10_000
+    settings = config(model, world, **sections)
+    made, ranks = policy(settings)
+    assert update.step(made, spread(made), algorithms.resolve(settings.algorithm), settings) is not None
+    return saves.short_of_disk(made, lambda: _empty(Path(folder), ranks))
 
 
 def saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:
@@ -1141,6 +1145,7 @@ def main() -> None:
             exchanged,
             scheduled,
             roundtrip,
+            short_of_disk,
             saved,
             loaded,
             probed,

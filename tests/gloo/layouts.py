@@ -361,8 +361,10 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
     repeat = {"moe": {"router_replay": "old_logprobs"}}
     one[f"repeated-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast, **repeat})
     one["mismatched"] = ("mismatched", {"model": model})
-    (folder / "peaks").mkdir()
+    for name in ("peaks", "short"):
+        (folder / name).mkdir()
     large = {"model": str(models["llama-large"]), "folder": str(folder / "peaks")}
+    four["short-of-disk"] = ("short_of_disk", {"model": tied, "folder": str(folder / "short"), **DISTRIBUTED})
     four["shared-peaks"] = ("shared_peaks", {**large, **DISTRIBUTED})
     four["ordered"] = ("ordered", {"model": tied})
     exact = {"run": {"deterministic": True}}

@@ -324,6 +324,12 @@ def test_a_shared_optimizer_is_saved_and_loaded_in_the_memory_of_buckets(results
     assert load < whole / 2 + owned + buckets, load  # two moments of every weight
 
 
+def test_a_disk_that_is_full_keeps_no_other_rank_waiting(results: dict[str, Arrays]) -> None:
+    """The others need this rank's pieces to write their own. All say that, and the next save is whole."""
+    failed, then = results["short-of-disk"]["said"].tolist()
+    assert "the disk is full" in failed and then == "done"
+
+
 @pytest.mark.parametrize("case", ["long", "long-recomputed"])
 @pytest.mark.parametrize("work", ["logprobs", "update"])
 def test_memory_grows_with_the_tokens_and_no_faster(case: str, work: str, results: dict[str, Arrays]) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from gspo_hpc.config.constants import (
     GATHER_BUCKET_BYTES,
     NCCL_BYTES,
-    SAVE_TRANSIT_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
 from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_parts
@@ -143,7 +142,7 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     host = {
         name: size
         for name, size in found.host.items()
-        if name not in ("checkpoint_copy", "reference_and_policy", "teacher", "experts_to_replay")
+        if name not in ("checkpoint_copy", "save_transit", "reference_and_policy", "teacher", "experts_to_replay")
     }
     return replace(found, phases=tuple(phases), host=host)
 
@@ -179,7 +178,7 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
     stepping = Phase("optimizer_step", trainer | copies | own | asleep)
     taught = moments.of_teacher(config, stage)
-    transit = _transit(config, state)
+    transit = parameters.transit(config, state)
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
         Phase("load", trainer | own | coming_and_going),
@@ -192,7 +191,7 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
         Phase("probe", probing),
         Phase("generation", generation),
         *((Phase("evaluation", generation),) if _evaluates(config) else ()),
-        Phase("save", trainer | own | asleep | ({"transit": transit} if transit else {})),
+        Phase("save", trainer | own | asleep),
     )
     cache = _cache_tokens(arch, config, engine)
     level = config.rollout.sleep_level
@@ -365,18 +364,6 @@ def _largest_parameter(arch: Architecture, ranks: int = 1) -> int:
     """Return its elements, with those that make the rows of a vocabulary equally many on all `ranks`."""
     heads, vocabulary = arch.num_attention_heads + 2 * arch.num_key_value_heads, -(-arch.vocab_size // ranks) * ranks
     return arch.hidden_size * max(vocabulary, (arch.mlp_matrices - 1) * arch.ffn_hidden_size, heads * arch.head_dim)
-
-
-def _transit(config: Config, state: parameters.Bytes) -> int:
-    """Return the bytes in which parts of an optimizer's state that ranks share come to their owners, to be saved.
-
-    A batch has no more than all that a rank owns, but for the part of it that it holds.
-    """
-    if not config.optimizer.distributed:
-        return 0
-    parallel = config.parallel
-    sharers = config.world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
-    return min(SAVE_TRANSIT_BYTES, state.optimizer * (sharers - 1) // sharers)
 
 
 def _context(config: Config) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES
 from gspo_hpc.config.derived import (
     engine_gpus_per_node,
     engines_per_node,
@@ -252,8 +253,10 @@ def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
         found = _moved(config, state)
     if config.checkpoint.async_save:
         found["checkpoint_copy"] = copy
-    elif config.optimizer.distributed:  # whose parts meet in host memory
-        found["checkpoint_copy"] = state.optimizer * trainers
+    if passing := transit(config, state):
+        # What comes, and what is written; without copies in host memory what goes, too.
+        buckets = 2 if config.checkpoint.async_save or config.cluster.platform == "cpu" else 3
+        found["save_transit"] = buckets * passing * trainers
     if config.algorithm.has_teacher:
         stages = config.parallel.pipeline_model_parallel_size
         found["teacher"] = max(teacher_weights(config, one) for one in range(stages)) * trainers
@@ -261,6 +264,18 @@ def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
         weights = state.gradients // _gradient(config) * _item(config)  # of what is trained
         found["reference_and_policy"] = 2 * weights * trainers
     return found
+
+
+def transit(config: Config, state: Bytes) -> int:
+    """Return the bytes in which parts of an optimizer's state that ranks share go between them, to be saved or loaded.
+
+    A batch has no more than all that a rank owns, but for the part of it that it holds.
+    """
+    if not config.optimizer.distributed:
+        return 0
+    parallel = config.parallel
+    sharers = config.world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    return min(SAVE_TRANSIT_BYTES, state.optimizer * (sharers - 1) // sharers)
 
 
 def teacher(config: Config) -> Architecture | None:

@@ -244,8 +244,9 @@ def _gathering(model: Sizes, at: Grid, device: Device) -> float:
 def save(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds that a save holds training up: those of a copy to the host if it is written in background.
 
-    All wait for the ranks that copy most. Of ranks that have the same weights one copies them, with their optimizer's
-    state, unless they share that: then each copies its part. Of a model with adapters these alone are saved.
+    So long does a step wait that begins at once, or a trainer that leaves its memory to engines. All wait for the ranks
+    that copy most. Of ranks that have the same weights one copies them, with their optimizer's state, unless they share
+    that: then each copies its part. Of a model with adapters these alone are saved.
     """
     at = grid(config)
     replicas = max(1, config.world_size // at.model_ranks)

@@ -74,9 +74,7 @@ def prepare(policy, staging, group, *more, **options):
     write_shards = compat.prepare(state, shards, group, written)
 
     def write():
-        for done in (lambda: None, options["exchanged"]):
-            done()
-            priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - nice)
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - nice)
         write_shards()
         return written
 
@@ -105,5 +103,5 @@ def test_a_save_uses_the_gpu_of_its_rank_alone(mode: str, tmp_path: Path) -> Non
     used, files, priorities = json.loads(done.stdout.splitlines()[-1])
     assert files, "nothing was written"
     assert used == [["set_device", 3]]
-    # Other ranks wait for the exchange, so no thread is slow in it; a save that the loop waits for never is.
-    assert priorities[0] == 0 and (priorities[1] > 0) == (mode == "background")
+    # Only other threads like it wait for one in the background; a save that the loop waits for is not slow.
+    assert (priorities[0] > 0) == (mode == "background") and priorities[0] >= 0

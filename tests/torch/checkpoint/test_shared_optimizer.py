@@ -1,8 +1,14 @@
-"""Who holds and who owns the parameters of a distributed optimizer. That the state travels is tested in tests/gloo."""
+"""Who holds and who owns the parameters of a distributed optimizer, and how its state comes together and goes back.
+
+Ranks are threads here, or one after the other; on gloo the state travels in tests/gloo.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import queue
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint import compat, shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Share, shares
 
 ALIGNMENT = 64  # elements: parameters begin at multiples of it, as in Megatron's buffers
@@ -107,6 +113,101 @@ def test_moves_bring_every_element_once_and_few_at_a_time(made: tuple[Any, list[
     for move in moves:
         piece = move.share.of(move.holder)
         assert piece is not None and move.begin - piece.begin == move.offset
+
+
+class Mail:
+    """torch.distributed for ranks that are threads: what is sent waits until its receiver asks for it."""
+
+    isend, irecv = "isend", "irecv"
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self._lock = threading.Lock()
+
+    def P2POp(self, kind: str, tensor: torch.Tensor, group: Any, group_peer: int, tag: int) -> Any:  # noqa: N802
+        return kind, tensor, group.rank(), group_peer, tag
+
+    def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
+        """Send at once, and return what waits for the others."""
+        coming = []
+        for kind, tensor, me, peer, tag in operations:
+            if kind == self.isend:
+                self._box(me, peer, tag).put(tensor.clone())
+            else:
+                box = self._box(peer, me, tag)
+                coming.append(SimpleNamespace(wait=lambda to=tensor, box=box: to.copy_(box.get(timeout=30))))
+        return coming
+
+    def _box(self, source: int, target: int, tag: int) -> queue.Queue[torch.Tensor]:
+        with self._lock:
+            return self._sent[source, target, tag]
+
+
+@given(parts(), st.integers(5, 500), st.integers(1, 900), st.booleans(), st.data())
+def test_owners_get_every_element_as_they_write_and_keep_few(
+    made: tuple[Any, list[Any]], limit: int, span: int, copied: bool, data: st.DataObject
+) -> None:
+    """Each rank asks at its own pace for its tensors, a few elements at a time, or stops early as with a full disk.
+
+    Catches an element that goes astray, ranks that wait for each other for ever, and one that keeps what it has got.
+    """
+    every, keys, mail = shares(made[0]), ("exp_avg", "exp_avg_sq"), Mail()
+    size = made[0].data_parallel_group.size()
+    truth = {(share.index, key): torch.rand(share.parameter.numel()) for share in every for key in keys}
+    stops = data.draw(st.lists(st.integers(0, 40) | st.none(), min_size=size, max_size=size), label="stops after")
+    errors: list[BaseException] = []
+
+    def rank(me: int) -> None:
+        group = SimpleNamespace(size=lambda: size, rank=lambda: me)
+
+        def held(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+            share = next(one for one in every if one.parameter is parameter)
+            piece = share.of(me)
+            assert piece is not None
+            return {key: truth[share.index, key][piece.begin : piece.end] for key in keys}
+
+        part = SimpleNamespace(data_parallel_group=group, _get_main_param_and_optimizer_states=held)
+        there: Any = group
+        gathering = shared_optimizer.Gathering(
+            part, keys, every, there, (lambda name, elements: torch.empty(elements)) if copied else None
+        )
+        for target, source in gathering.copies:
+            target.copy_(source)
+        asked = 0
+        for share in gathering.owned:
+            for key in keys:
+                for begin in range(0, share.parameter.numel(), span):
+                    if stops[me] is not None and asked >= stops[me]:
+                        return gathering.rest()
+                    end = min(begin + span, share.parameter.numel())
+                    found = gathering.elements(share.index, key, begin, end)
+                    assert torch.equal(found, truth[share.index, key][begin:end])
+                    landed = [one for pieces in gathering._landed.values() for _, one in pieces]
+                    assert sum(map(torch.numel, landed)) <= limit
+                    asked += 1
+        assert not gathering._landed
+        return gathering.rest()
+
+    def work(me: int) -> None:
+        try:
+            rank(me)
+        except BaseException as error:
+            errors.append(error)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(shared_optimizer, "dist", mail)
+        monkeypatch.setattr(shared_optimizer, "SAVE_TRANSIT_BYTES", 4 * limit)
+        # Parameters are on "meta" here, as if they were on a GPU; what is held of them is not.
+        monkeypatch.setattr(
+            shared_optimizer, "_values", lambda part, parameter, key: compat.optimizer_tensors(part, parameter)[key]
+        )
+        threads = [threading.Thread(target=work, args=(me,)) for me in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 def test_what_arrives_goes_into_the_optimizer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

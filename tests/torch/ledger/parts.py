@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint.assembly import Assembly
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
@@ -665,20 +670,39 @@ def load(policy: LedgerPolicy) -> None:
 
 
 def gather_optimizer(policy: LedgerPolicy) -> None:
-    """Have the real code bring parameters of a shared optimizer to their owners.
+    """Have the real code bring parameters of a shared optimizer to their owners, as torch's writer asks for them.
 
     :class:`Torch` counts what that takes.
     """
-    if (optimizer := shared_part(policy)) is not None:
-        part, every = optimizer
-        shared_optimizer.Gathering(part, KEYS, every, lambda name, count: torch.empty(count, device="meta")).fill()
+    if (optimizer := shared_part(policy)) is None:
+        return
+    part, every = optimizer
+
+    def place(name: str, elements: int) -> torch.Tensor:
+        return torch.empty(elements, device="meta")
+
+    group: Any = part.data_parallel_group
+    assembly = Assembly(group, place if policy.config.checkpoint.async_save else None)
+    tensors = assembly.add(part, KEYS, every)
+    flat = {f"{index}.{key}": tensor for index, keys in tensors.items() for key, tensor in keys.items()}
+    assembly.find({name: [ShardedTensor.from_rank_offsets(name, tensor)] for name, tensor in flat.items()})
+    for item in assembly.in_order([_item(name, tensor) for name, tensor in flat.items()]):
+        assembly.values(item.index)
+    assembly.rest()
+
+
+def _item(name: str, tensor: torch.Tensor) -> WriteItem:
+    """Return what torch's planner makes of a tensor."""
+    begin, size = torch.Size([0]), tensor.shape
+    data = TensorWriteData(ChunkStorageMetadata(begin, size), TensorProperties(dtype=tensor.dtype), size)
+    return WriteItem(MetadataIndex(name, begin), WriteItemType.SHARD, tensor_data=data)
 
 
 def shared_part(policy: LedgerPolicy, *, loads: bool = False) -> tuple[Any, list[Share]] | None:
     """Return an optimizer that data-parallel ranks share, and its parameters; None if they share none.
 
-    This rank and its neighbour own one parameter each, as large as all that they own, but at most of pieces that take
-    two batches each: an embedding is as large.
+    This rank and its neighbour own one parameter each. In a save a full batch comes while a bucket of this rank's
+    parameter is put together, and one goes. In a load a full batch comes and one goes.
     """
     config, rank = policy.config, policy.job.world.rank
     parallel = config.parallel
@@ -686,45 +710,63 @@ def shared_part(policy: LedgerPolicy, *, loads: bool = False) -> tuple[Any, list
     size = config.world_size // (tp * parallel.pipeline_model_parallel_size)
     if not config.optimizer.distributed:
         return None
-    me = rank // tp % size
+    me, neighbour = rank // tp % size, (rank // tp + 1) % size
     state = parameters.state(policy.arch, config, policy.job.estimate.stage).optimizer
-    piece = min(-(-state // (4 * len(KEYS) * size)), 2 * SAVE_TRANSIT_BYTES // 4)  # that each rank holds of a parameter
-    held = torch.empty(piece, device="meta")
-    owners = sorted({me, (me + 1) % size})
-    holders: Sequence[int] = range(size)
-    if loads:  # what lies on two ranks, each of which gets a full batch while it sends one
+    limit = SAVE_TRANSIT_BYTES // 4  # elements
+    if size == 1:
+        given = [(me, {me: state // 12})]
+    elif loads:
         others = state * (size - 1) // size  # bytes that come from others
-        full = others >= SAVE_TRANSIT_BYTES
-        piece, holders = SAVE_TRANSIT_BYTES // 4 if full else others // (4 * len(KEYS)), owners
-        held = torch.empty(piece, device="meta")
-    pieces = tuple(Piece(one, n * piece, (n + 1) * piece) for n, one in enumerate(holders))
-    every = [Share(n, torch.empty(piece * len(pieces), device="meta"), pieces, n) for n in owners]
+        piece = limit if others >= SAVE_TRANSIT_BYTES else others // 12
+        given = [(owner, {me: piece, neighbour: piece}) for owner in (me, neighbour)]
+    else:  # the first batch has what goes of all three tensors, and of one a move that ends in the second bucket
+        own, coming = (limit - 1, limit) if state >= 12 * 2 * limit else (state // 12 // size, state // 12 // size)
+        given = [(neighbour, {neighbour: 1, me: min(limit // 3, own)}), (me, {me: own, neighbour: coming})]
+    every, held = [], {}
+    for owner, elements in given:
+        ends = list(itertools.accumulate(elements.values()))
+        pieces = tuple(Piece(one, end - elements[one], end) for one, end in zip(elements, ends, strict=True))
+        every.append(Share(len(every), torch.empty(ends[-1], device="meta"), pieces, owner))
+        held[id(every[-1].parameter)] = torch.empty(elements[me], device="meta")
     part = SimpleNamespace(
         data_parallel_group=SimpleNamespace(rank=lambda: me, size=lambda: size),
         optimizer=None,
         every=every,
-        _get_main_param_and_optimizer_states=lambda parameter: dict.fromkeys(KEYS, held),
+        _get_main_param_and_optimizer_states=lambda parameter: dict.fromkeys(KEYS, held[id(parameter)]),
     )
     return part, every
 
 
 class Torch:
-    """torch as checkpoint.shared_optimizer sees it: what it allocates is on a card until nothing refers to it."""
+    """torch as checkpoint.shared_optimizer sees it: what it allocates is there until nothing refers to it.
+
+    It is on the card of the rank that asks, or in host memory, of which nothing is given back to the node.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job, self._numbers = job, itertools.count()
+        self._on_host: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))  # bytes now, and at most, by rank
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     def empty(self, *size: int, **options: Any) -> torch.Tensor:
-        """Return a tensor, charged to the card of the rank that asks."""
-        tensor, node, gpu = torch.empty(*size, **options), self._job.node, self._job.world.rank
+        """Return a tensor without memory, which is charged."""
+        tensor, node, gpu = torch.empty(*size, **{"device": "meta", **options}), self._job.node, self._job.world.rank
+        tensor.charged = True  # type: ignore[attr-defined]
+        if "device" not in options:
+            self._change_host(gpu, tensor.nbytes)
+            weakref.finalize(tensor, self._change_host, gpu, -tensor.nbytes)
+            return tensor
         name = f"transit {next(self._numbers)}"
         node.put(gpu, name, tensor.nbytes)
         weakref.finalize(tensor, node.drop, gpu, name)
-        tensor.charged = True  # type: ignore[attr-defined]
         return tensor
+
+    def _change_host(self, gpu: int, size: int) -> None:
+        now, most = self._on_host[gpu]
+        self._on_host[gpu] = (now + size, max(most, now + size))
+        self._job.node.keep_on_host(gpu, "transit", self._on_host[gpu][1])
 
 
 class Sends:

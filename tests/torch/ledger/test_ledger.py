@@ -157,8 +157,11 @@ def test_random_layouts_never_pass_their_cards(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["real", "planted"])
-def test_a_load_that_keeps_what_arrives_is_caught(kept: bool, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    """A second copy of the optimizer's state beside the first, until the load ends."""
+@pytest.mark.parametrize("what", ["load", "save"])
+def test_a_rank_that_keeps_what_arrives_is_caught(
+    what: str, kept: bool, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """A second copy of the optimizer's state beside the first, until the load or the save ends."""
     config = loader.load(paths.PRESETS / "qwen2.5_7b_tp2.yaml", [*EVENTS, "optimizer.distributed=true"])
     exchange, copies = shared_optimizer._exchange_batch, []
 
@@ -180,12 +183,14 @@ def test_a_load_that_keeps_what_arrives_is_caught(kept: bool, monkeypatch: pytes
     def rank() -> None:
         place = world.rank
         ranks = Ranks(place, world.size, place, torch.device("cuda", place), place, world.size, 0, 1, 0, 1, 0, 1, 1)
-        parts.load(LedgerPolicy(job, ranks))
+        policy = LedgerPolicy(job, ranks)
+        parts.load(policy) if what == "load" else parts.gather_optimizer(policy)
 
     world.run(rank)
     copies.clear()
-    planned = job.estimate.phase("load").total
-    assert node.peaks["load"] > planned if kept else node.peaks["load"] == planned
+    planned = job.estimate.phase("load").total if what == "load" else job.estimate.host["save_transit"]
+    taken = node.peaks["load"] if what == "load" else node.host
+    assert taken > planned if kept else taken == planned
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["planned", "with gradients"])

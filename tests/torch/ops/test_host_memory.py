@@ -1,13 +1,16 @@
 """Page-locked host memory, with a counterpart of the CUDA runtime that only notes what is locked. Milliseconds.
 
-It would catch memory that overlaps, is locked twice or never unlocked, blocks that grow beyond what is asked for, and a
-copy from a GPU that is still under way when its sources may change.
+It would catch memory that overlaps, is locked twice or never unlocked, blocks that grow beyond what is asked for, a
+copy from a GPU that is still under way when its sources change, and one that the loop waits for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,61 +124,105 @@ def test_nothing_is_copied_within_host_memory_before_somebody_waits() -> None:
     assert target.sum() == 4
 
 
-def test_ranks_exchange_once_before_anybody_goes_on() -> None:
-    """The loop and the thread of the save both come; what a rank sends must not change before it is sent."""
-    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+class OnGpu:
+    """A tensor of a GPU."""
 
-    def exchange() -> None:
-        begun.set()
-        assert may_end.wait(60)
-        done.append("exchanged")
+    dtype, device, is_cuda = torch.float32, torch.device("cuda", 0), True
 
-    copy = HostCopy([(torch.zeros(4), torch.ones(4))], exchange)
-    saving = threading.Thread(target=copy.exchange)
-    stepping = threading.Thread(target=lambda: (copy.finish(), done.append("stepped")))
-    saving.start()
-    assert begun.wait(60)
-    stepping.start()
-    stepping.join(0.2)
-    assert stepping.is_alive() and done == []
-    may_end.set()
-    for thread in (saving, stepping):
-        thread.join()
-    copy.finish()
-    assert done == ["exchanged", "stepped"]
+    def detach(self) -> OnGpu:
+        return self
 
 
-def test_an_exchange_that_failed_fails_for_all() -> None:
-    """A thread that wrote the copy all the same would save pieces that never came."""
-    tried: list[int] = []
+class Streams:
+    """A counterpart of a GPU's streams, which do nothing before somebody waits for them: a loop that waits is seen."""
 
-    def exchange() -> None:
-        tried.append(1)
-        raise RuntimeError("connection closed by peer")
+    class Stream:
+        def __init__(self) -> None:
+            self.work: list[Callable[[], object]] = []
 
-    copy = HostCopy((), exchange)
-    for work in (copy.finish, copy.exchange, copy.finish):
-        with pytest.raises(RuntimeError, match="closed by peer"):
-            work()
-    assert len(tried) == 1
+        def run(self) -> None:
+            while self.work:
+                self.work.pop(0)()
+
+        synchronize = run
+
+        def wait_stream(self, other: Streams.Stream) -> None:
+            self.wait_event(other.record_event())
+
+        def wait_event(self, event: Any) -> None:
+            self.work.append(event.synchronize)
+
+        def record_event(self) -> Any:
+            done: list[bool] = []
+            self.work.append(lambda: done.append(True))
+
+            def synchronize() -> None:
+                while not done:
+                    self.work.pop(0)()
+
+            return SimpleNamespace(synchronize=synchronize)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.present = self.of_the_loop = Streams.Stream()
+        monkeypatch.setattr(torch.cuda, "Stream", Streams.Stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.present)
+        monkeypatch.setattr(torch.cuda, "stream", self._within)
+
+    @contextlib.contextmanager
+    def _within(self, stream: Streams.Stream) -> Iterator[None]:
+        before, self.present = self.present, stream
+        yield
+        self.present = before
+
+    def pair(self, found: torch.Tensor, source: torch.Tensor) -> tuple[Any, Any]:
+        """A tensor in host memory, and one of a GPU to be copied into it."""
+
+        def copy(given: Any, *, non_blocking: bool) -> None:
+            assert isinstance(given, OnGpu) and non_blocking
+            self.present.work.append(lambda: found.copy_(source))
+
+        return SimpleNamespace(dtype=found.dtype, device=found.device, copy_=copy), OnGpu()
 
 
-def test_what_comes_from_a_gpu_has_been_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream is behind: it copies when somebody waits for it. Afterwards the source is another tensor's memory."""
-    queue: list[Callable[[], object]] = []
-    source = torch.arange(4.0)
-    on_gpu: Any = SimpleNamespace(dtype=source.dtype, device=torch.device("cuda", 0), is_cuda=True)
-    on_gpu.detach = lambda: on_gpu
-    found = torch.zeros(4)
-
-    def copy(given: Any, *, non_blocking: bool) -> None:
-        assert given is on_gpu and non_blocking
-        queue.append(lambda: found.copy_(source))
-
-    target: Any = SimpleNamespace(dtype=found.dtype, device=found.device, copy_=copy)
-    stream = SimpleNamespace(synchronize=lambda: [queue.pop()() for _ in list(queue)])
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    copying = HostCopy([(target, on_gpu)])
-    source.fill_(-1.0)
+def test_the_step_comes_after_the_copy_from_a_gpu_and_the_loop_waits_for_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches a copy that the loop waits for, and a step that overtakes it."""
+    streams, source, found = Streams(monkeypatch), torch.zeros(4), torch.zeros(4)
+    streams.of_the_loop.work.append(lambda: source.fill_(1.0))  # by the step before
+    copying = HostCopy([streams.pair(found, source)])
+    copying.before_change()
+    streams.of_the_loop.work.append(lambda: source.fill_(2.0))
+    assert source.sum() == found.sum() == 0, "the loop has waited for the GPU"
+    streams.of_the_loop.run()
+    assert source.tolist() == [2.0] * 4 and found.tolist() == [1.0] * 4
     copying.finish()
-    assert found.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_who_reads_the_copy_from_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for the step before, which has made it. What the loop does meanwhile, a forward pass, is not waited for."""
+    streams, source, found = Streams(monkeypatch), torch.zeros(4), torch.zeros(4)
+    streams.of_the_loop.work.append(lambda: source.fill_(1.0))
+    on_host, copied = torch.full((4,), 3.0), torch.zeros(4)  # a reference's weights, for one
+    copying = HostCopy([streams.pair(found, source), (copied, on_host)])
+    passes: list[str] = []
+    streams.of_the_loop.work.append(lambda: passes.append("forward"))
+    assert found.sum() == copied.sum() == 0
+    copying.finish()
+    assert found.tolist() == [1.0] * 4 and copied.tolist() == [3.0] * 4 and passes == []
+
+
+def test_sources_are_kept_until_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop drops what was made for the copy alone; its memory would be used again, in another stream."""
+    streams = Streams(monkeypatch)
+    pair = streams.pair(torch.zeros(4), torch.ones(4))
+    source = weakref.ref(pair[1])
+    copying = HostCopy([pair])
+    del pair
+    copying.before_change()
+    gc.collect()
+    assert source() is not None
+    streams.of_the_loop.run()
+    copying.finish()
+    gc.collect()
+    assert source() is None

@@ -1,7 +1,9 @@
-"""Lets rank 1 fail in the first attempt, and its process groups never end. Python imports this at its start.
+"""Plants what GSPO_HPC_TEST_PLANTED names in rank 1 of the first attempt. Python imports this at its start.
 
-On gloo groups end at once; NCCL waits for kernels that the other ranks never join. Here the store of the job is asked
-for what nobody ever tells.
+"error": rank 1 fails, and its process groups never end. On gloo groups end at once; NCCL waits for kernels that the
+other ranks never join. Here the store of the job is asked for what nobody ever tells.
+
+"exchange": rank 1 is killed in a save, when it is to send its pieces of an optimizer's state that ranks share.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import os
+import signal
 import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
 
-def poison(module: ModuleType) -> None:
+def failing(job: Any) -> None:
     """Change the module of the job that trains."""
 
     def never() -> None:
@@ -25,9 +28,19 @@ def poison(module: ModuleType) -> None:
     def fail(*arguments: object, **named: object) -> NoReturn:
         raise RuntimeError("the planted one")
 
-    job: Any = module
     job.stop = never
     job.start_rollout_worker = fail
+
+
+def dying(shared_optimizer: Any) -> None:
+    """Change the module that brings an optimizer's state together."""
+    shared_optimizer._exchange_batch = lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL)
+
+
+PLANTED = {
+    "error": ("gspo_hpc.training.jobs.train", failing),
+    "exchange": ("gspo_hpc.checkpoint.shared_optimizer", dying),
+}
 
 
 class Finder:
@@ -35,7 +48,8 @@ class Finder:
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Called for every import."""
-        if name != "gspo_hpc.training.jobs.train":
+        wanted, change = PLANTED[os.environ["GSPO_HPC_TEST_PLANTED"]]
+        if name != wanted:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
@@ -44,7 +58,7 @@ class Finder:
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            poison(module)
+            change(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
