@@ -42,6 +42,7 @@ class Assembly:
         self._tensors: list[tuple[Gathering, int, str]] = []  # with index of the parameter and key, as they begin
         self._found: dict[_At, int] = {}  # addresses of the pieces that Megatron saves
         self._pieces: dict[_At, tuple[int, Sequence[int]]] = {}  # address and shape of what is written at once
+        self._asked = 0  # no lower address is asked for any more
 
     def add(self, part: Any, keys: Sequence[str], every: Sequence[Share]) -> dict[int, dict[str, torch.Tensor]]:
         """Return stand-ins for the tensors that this rank owns, flat, by index of the parameter and key.
@@ -96,8 +97,8 @@ class Assembly:
         axis = next((axis for axis, size in enumerate(chunk.sizes) if size > 1), 0)
         row = math.prod(chunk.sizes[axis + 1 :])
         most = max(1, shared_optimizer.SAVE_TRANSIT_BYTES // torch.float32.itemsize // row)
-        gathering, index, _ = self._tensor(address)
-        if gathering.holds(index) or chunk.sizes[axis] <= most:
+        gathering, index, _, begin = self._tensor(address)
+        if chunk.sizes[axis] <= most or gathering.holds(index, begin, begin + math.prod(chunk.sizes)):
             yield address, item
             return
         for first in range(0, chunk.sizes[axis], most):
@@ -115,16 +116,27 @@ class Assembly:
             )
 
     def values(self, index: MetadataIndex) -> torch.Tensor | None:
-        """Return what torch is to write at this place; None where that is there already. Waits for other ranks."""
+        """Return what torch is to write at this place; None where that is in the state already.
+
+        Waits for other ranks. Raises RuntimeError unless it is asked in the
+        order of :meth:`in_order`: elements that were passed over may be gone.
+        """
         if _place(index) not in self._pieces:
             return None
         address, shape = self._pieces[_place(index)]
-        gathering, parameter, key = self._tensor(address)
-        begin = address - self._begins[bisect.bisect_right(self._begins, address) - 1]
-        return gathering.elements(parameter, key, begin, begin + math.prod(shape)).view(*shape)
+        if address < self._asked:
+            raise RuntimeError(f"torch does not write in the order of its plan: {index} comes too late")
+        self._asked = address + math.prod(shape)
+        gathering, parameter, key, begin = self._tensor(address)
+        for earlier in self._gatherings[: self._gatherings.index(gathering)]:
+            earlier.rest()  # a rank that needs more of it would wait for this one, and in the next one this one for it
+        end = begin + math.prod(shape)
+        return gathering.elements(parameter, key, begin, end).view(*shape)
 
-    def _tensor(self, address: int) -> tuple[Gathering, int, str]:
-        return self._tensors[bisect.bisect_right(self._begins, address) - 1]
+    def _tensor(self, address: int) -> tuple[Gathering, int, str, int]:
+        """Return what has this address: a gathering, a parameter of it, a key, and the element's number there."""
+        place = bisect.bisect_right(self._begins, address) - 1
+        return *self._tensors[place], address - self._begins[place]
 
     def rest(self) -> None:
         """Send other ranks what they still need, once this one has written its part or has failed to. Collective."""

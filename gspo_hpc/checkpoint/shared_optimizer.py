@@ -125,9 +125,10 @@ class Gathering:
         """The parameters that this rank owns, in the order in which their elements come."""
         return [share for share in self._shares.values() if share.owner == self._members.rank]
 
-    def holds(self, index: int) -> bool:
-        """Return whether this rank has a whole parameter, of which nothing has to come."""
-        return len(self._shares[index].pieces) == 1
+    def holds(self, index: int, begin: int, end: int) -> bool:
+        """Return whether this rank has these elements of a parameter, so that nothing has to come."""
+        piece = self._shares[index].of(self._members.rank)
+        return piece is not None and piece.begin <= begin and end <= piece.end
 
     @torch.no_grad()
     def elements(self, index: int, key: str, begin: int, end: int) -> torch.Tensor:
@@ -138,7 +139,7 @@ class Gathering:
         """
         piece, held = self._shares[index].of(self._members.rank), self._held[index, key]
         assert piece is not None, "owners are among the holders"
-        if piece.begin <= begin and end <= piece.end:
+        if self.holds(index, begin, end):
             return held[begin - piece.begin : end - piece.begin]
         found = torch.empty(end - begin, dtype=torch.float32)
         missing = found.numel() - _fill(found, begin, piece.begin, held)

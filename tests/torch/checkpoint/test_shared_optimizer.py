@@ -5,10 +5,7 @@ Ranks are threads here, or one after the other; on gloo the state travels in tes
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +17,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from gspo_hpc.checkpoint import compat, shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Share, shares
+from tests.torch.checkpoint.mail import Mail, as_ranks
 
 ALIGNMENT = 64  # elements: parameters begin at multiples of it, as in Megatron's buffers
 
@@ -115,34 +113,6 @@ def test_moves_bring_every_element_once_and_few_at_a_time(made: tuple[Any, list[
         assert piece is not None and move.begin - piece.begin == move.offset
 
 
-class Mail:
-    """torch.distributed for ranks that are threads: what is sent waits until its receiver asks for it."""
-
-    isend, irecv = "isend", "irecv"
-
-    def __init__(self) -> None:
-        self._sent: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
-        self._lock = threading.Lock()
-
-    def P2POp(self, kind: str, tensor: torch.Tensor, group: Any, group_peer: int, tag: int) -> Any:  # noqa: N802
-        return kind, tensor, group.rank(), group_peer, tag
-
-    def batch_isend_irecv(self, operations: Sequence[Any]) -> list[Any]:
-        """Send at once, and return what waits for the others."""
-        coming = []
-        for kind, tensor, me, peer, tag in operations:
-            if kind == self.isend:
-                self._box(me, peer, tag).put(tensor.clone())
-            else:
-                box = self._box(peer, me, tag)
-                coming.append(SimpleNamespace(wait=lambda to=tensor, box=box: to.copy_(box.get(timeout=30))))
-        return coming
-
-    def _box(self, source: int, target: int, tag: int) -> queue.Queue[torch.Tensor]:
-        with self._lock:
-            return self._sent[source, target, tag]
-
-
 @given(parts(), st.integers(5, 500), st.integers(1, 900), st.booleans(), st.data())
 def test_owners_get_every_element_as_they_write_and_keep_few(
     made: tuple[Any, list[Any]], limit: int, span: int, copied: bool, data: st.DataObject
@@ -155,7 +125,6 @@ def test_owners_get_every_element_as_they_write_and_keep_few(
     size = made[0].data_parallel_group.size()
     truth = {(share.index, key): torch.rand(share.parameter.numel()) for share in every for key in keys}
     stops = data.draw(st.lists(st.integers(0, 40) | st.none(), min_size=size, max_size=size), label="stops after")
-    errors: list[BaseException] = []
 
     def rank(me: int) -> None:
         group = SimpleNamespace(size=lambda: size, rank=lambda: me)
@@ -188,12 +157,6 @@ def test_owners_get_every_element_as_they_write_and_keep_few(
         assert not gathering._landed
         return gathering.rest()
 
-    def work(me: int) -> None:
-        try:
-            rank(me)
-        except BaseException as error:
-            errors.append(error)
-
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(shared_optimizer, "dist", mail)
         monkeypatch.setattr(shared_optimizer, "SAVE_TRANSIT_BYTES", 4 * limit)
@@ -201,13 +164,7 @@ def test_owners_get_every_element_as_they_write_and_keep_few(
         monkeypatch.setattr(
             shared_optimizer, "_values", lambda part, parameter, key: compat.optimizer_tensors(part, parameter)[key]
         )
-        threads = [threading.Thread(target=work, args=(me,)) for me in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+        as_ranks(size, rank)
 
 
 def test_what_arrives_goes_into_the_optimizer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
