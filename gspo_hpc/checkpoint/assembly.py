@@ -115,10 +115,10 @@ class Assembly:
                 ),
             )
 
-    def values(self, index: MetadataIndex) -> torch.Tensor | None:
-        """Return what torch is to write at this place; None where that is in the state already.
+    def values(self, index: MetadataIndex) -> tuple[torch.Tensor, bool] | None:
+        """Return what torch is to write at this place, and whether it was put together for that alone.
 
-        Waits for other ranks. Raises RuntimeError unless it is asked in the
+        None where that is in the state already. Waits for other ranks. Raises RuntimeError unless it is asked in the
         order of :meth:`in_order`: elements that were passed over may be gone.
         """
         if _place(index) not in self._pieces:
@@ -131,7 +131,8 @@ class Assembly:
         for earlier in self._gatherings[: self._gatherings.index(gathering)]:
             earlier.rest()  # a rank that needs more of it would wait for this one, and in the next one this one for it
         end = begin + math.prod(shape)
-        return gathering.elements(parameter, key, begin, end).view(*shape)
+        found = gathering.elements(parameter, key, begin, end).view(*shape)
+        return found, not gathering.holds(parameter, begin, end)
 
     def _tensor(self, address: int) -> tuple[Gathering, int, str, int]:
         """Return what has this address: a gathering, a parameter of it, a key, and the element's number there."""
@@ -154,6 +155,7 @@ class Planner(MCoreSavePlanner):
     def __init__(self, assembly: Assembly) -> None:
         super().__init__(dedup_replicated_tensors=False, flatten_state_dict=False)
         self._assembly = assembly
+        self._written: torch.Tensor | None = None  # once torch asks for the next one
 
     def create_local_plan(self) -> SavePlan:
         """Return what this rank writes, in the order in which it can."""
@@ -162,9 +164,23 @@ class Planner(MCoreSavePlanner):
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return what torch writes for `write_item`."""
+        """Return what torch writes for `write_item`.
+
+        The writer keeps the last tensor of every name until its file is whole (torch 2.13). So what was made to be
+        written has no memory any more when it asks for the next one, and what is held is given in a form that it does
+        not copy: with a storage that ends where the tensor does.
+        """
+        if self._written is not None:
+            self._written.untyped_storage().resize_(0)
+            self._written = None
         found = self._assembly.values(write_item.index)
-        return super().resolve_data(write_item) if found is None else found
+        if found is None:
+            return super().resolve_data(write_item)
+        values, made = found
+        if made or not values.is_cpu:
+            self._written = values = values.cpu()
+            return values
+        return torch.from_numpy(values.numpy())
 
 
 def _place(index: MetadataIndex) -> _At:
