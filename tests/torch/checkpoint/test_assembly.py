@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from gspo_hpc.checkpoint import shared_optimizer
+from gspo_hpc.checkpoint import compat, shared_optimizer
 from gspo_hpc.checkpoint.assembly import Assembly, Planner
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from tests.torch.checkpoint.mail import Mail, as_ranks
@@ -90,6 +90,7 @@ def begin(optimizers: list[Optimizer], rank: int, *, parts: int = 1) -> tuple[As
     assembly.find(state)
     for target, source in assembly.copies():
         target.copy_(source)
+        source.fill_(torch.nan)  # by the next step, which need not wait for what is sent and written
     return assembly, assembly.in_order(reversed(items))
 
 
@@ -199,3 +200,23 @@ def test_what_torch_would_write_in_another_order_is_refused(mail: Mail) -> None:
     assembly, items = begin([one], 0)
     with pytest.raises(RuntimeError, match="order of its plan"):
         list(written(assembly, items[::-1]))
+
+
+def test_a_rank_that_fails_to_write_still_sends_what_others_need(mail: Mail, tmp_path: Path) -> None:
+    """As with a full disk. It says so itself once all have written what they can, so nobody waits for a time limit."""
+    optimizers = some(1)
+    expected = truth(optimizers)
+
+    def rank(me: int) -> None:
+        assembly, items = begin(optimizers, me)
+        if me != 2:
+            for item, values in written(assembly, items):
+                assert torch.equal(values, part_of(expected[item.index.fqn], item))
+            assembly.rest()
+            return
+        writer = compat._Writer(tmp_path / "missing", sync_files=False, per_thread_copy_ahead=0)
+        writer.afterwards = assembly.rest
+        with pytest.raises(FileNotFoundError):
+            writer.write_data(SavePlan(items, storage_data=filesystem._StoragePrefix("_")), Planner(assembly))
+
+    as_ranks(4, rank)
