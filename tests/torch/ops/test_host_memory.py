@@ -7,6 +7,7 @@ copy from a GPU that is still under way when its sources change, and one that th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
 import weakref
@@ -122,6 +123,29 @@ def test_nothing_is_copied_within_host_memory_before_somebody_waits() -> None:
     assert target.sum() == 0
     copy.finish()
     assert target.sum() == 4
+
+
+def test_a_step_waits_for_a_piece_that_the_thread_of_the_save_still_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece is left for it to take, but the last one is not done."""
+    begun, may_end, copy_piece = threading.Event(), threading.Event(), ctypes.memmove
+
+    def slowly(*piece: int) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        copy_piece(*piece)
+
+    monkeypatch.setattr(ctypes, "memmove", slowly)
+    copying = HostCopy([(torch.zeros(4), torch.ones(4))])
+    saving, stepping = threading.Thread(target=copying.finish), threading.Thread(target=copying.before_change)
+    saving.start()
+    assert begun.wait(60)
+    stepping.start()
+    stepping.join(0.2)
+    waits = stepping.is_alive()
+    may_end.set()
+    for thread in (saving, stepping):
+        thread.join()
+    assert waits
 
 
 class OnGpu:
