@@ -149,7 +149,8 @@ class Planner(MCoreSavePlanner):
     """Megatron's planner, which gets from an assembly what comes together while it is written.
 
     Relies on ``MCoreSavePlanner``, whose arguments, ``create_local_plan`` and ``resolve_data`` are those of torch's
-    DefaultSavePlanner (0.16 to 0.19), and on torch's writer, which asks for tensors in the order of the plan (2.13).
+    DefaultSavePlanner (0.16 to 0.19), and on torch's writer, which asks for tensors in the order of the plan, for each
+    when the one before is written (2.13; with one thread and nothing copied ahead).
     """
 
     def __init__(self, assembly: Assembly) -> None:
