@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from gspo_hpc.checkpoint import compat, shared_optimizer
+from gspo_hpc.checkpoint import compat, sharded, shared_optimizer
 from gspo_hpc.checkpoint.assembly import Assembly, Planner
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from tests.torch.checkpoint.mail import Mail, as_ranks
@@ -220,3 +220,21 @@ def test_a_rank_that_fails_to_write_still_sends_what_others_need(mail: Mail, tmp
             writer.write_data(SavePlan(items, storage_data=filesystem._StoragePrefix("_")), Planner(assembly))
 
     as_ranks(4, rank)
+
+
+def test_nothing_is_written_before_the_copy_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no step comes that helps to copy: the thread would write what the memory held before."""
+    done: list[str] = []
+    monkeypatch.setattr(sharded, "barrier", lambda device: None)
+    monkeypatch.setattr(sharded, "_state", lambda *arguments: {})
+    monkeypatch.setattr(sharded, "_rng_state", lambda ranks: {})
+    monkeypatch.setattr(compat, "prepare", lambda *arguments, **options: lambda: done.append("written"))
+    policy: Any = SimpleNamespace(
+        ranks=SimpleNamespace(rank=0, device=torch.device("cpu")),
+        state_copy=SimpleNamespace(finish=lambda: done.append("copied")),
+        restore=lambda: None,
+        settle=lambda: None,
+    )
+    group: Any = None
+    sharded.prepare(policy, tmp_path, group, sharded.Copies())()
+    assert done == ["copied", "written"]
