@@ -203,6 +203,10 @@ PEER_NAMES = {
     "etp": "parallel.expert_tensor_parallel_size",
     "sp": "parallel.sequence_parallel",
     **dict.fromkeys(
+        ("dp", "dp_size", "data_parallel_size"),
+        "cluster.nodes and cluster.gpus_per_node, from which it follows: GPUs / (TP x PP x CP)",
+    ),
+    **dict.fromkeys(
         ("ulysses_sequence_parallel_size", "sequence_parallel_size", "ring_attn_size", "ulysses_parallel_size"),
         "parallel.context_parallel_size",
     ),
