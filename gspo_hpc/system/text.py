@@ -11,6 +11,7 @@ MIB, GIB = 2**20, 2**30  # bytes
 
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "?")  # without tab and newline
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
+_ORPHANED = "EOFError: Ran out of input"  # of multiprocessing, whose child reads what its parent did not write any more
 
 
 def duration(seconds: float) -> str:
@@ -119,13 +120,16 @@ def from_traceback(text: str) -> str:
 
 
 def last_traceback(text: str) -> str | None:
-    """Return the last traceback in the text of a log, up to the first line of its error; None if there is none."""
-    starts = [found.start() for found in _TRACEBACK.finditer(text)]
-    if not starts:
-        return None
-    kept: list[str] = []
-    for line in text[starts[-1] :].splitlines():
-        kept.append(line)
-        if len(kept) > 1 and line and not line[0].isspace():
-            break
-    return "\n".join(kept) + "\n"
+    """Return the last traceback in the text of a log, up to the first line of its error; None if there is none.
+
+    That of a process which was being started as its parent ended tells nothing: it is passed over.
+    """
+    for start in reversed([found.start() for found in _TRACEBACK.finditer(text)]):
+        kept: list[str] = []
+        for line in text[start:].splitlines():
+            kept.append(line)
+            if len(kept) > 1 and line and not line[0].isspace():
+                break
+        if not (kept[-1] == _ORPHANED and any("in spawn_main" in line for line in kept)):
+            return "\n".join(kept) + "\n"
+    return None

@@ -53,6 +53,18 @@ def test_the_last_traceback_ends_with_its_error() -> None:
     assert last_traceback("(EngineCore) Traceback (most recent call last):\n(EngineCore)   File\n") is None
 
 
+def test_a_child_that_was_being_started_as_its_parent_was_killed_is_no_error() -> None:
+    """By a supervisor that ends a hanging rank, for one, which was about to replace a process of its rewards."""
+    spawned = (
+        'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "s.py", line 1, in {}\n{}\n'
+    )
+    orphan = spawned.format("spawn_main", "EOFError: Ran out of input")
+    assert last_traceback(orphan) is None
+    assert last_traceback(TRACE.format("ValueError: 2") + orphan) == TRACE.format("ValueError: 2")
+    for other in (spawned.format("spawn_main", "EOFError: 3"), spawned.format("read", "EOFError: Ran out of input")):
+        assert last_traceback(other) == other
+
+
 def test_a_log_from_its_last_traceback_on() -> None:
     head = "Traceback (most recent call last):\n"
     assert from_traceback(f"warning\n{head}  a\nnoise\n{head}  b\nerror: c\n") == f"{head}  b\nerror: c\n"
