@@ -21,6 +21,7 @@ from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
 _ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe)|mixtral|gpt-oss")
+_SEES = re.compile(r"(?i)(?:^|[-_/.\d])(?:vl|vlm|vision|llava|internvl|pixtral|paligemma|omni|smolvlm)(?=[-_./\d]|$)")
 SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
 
 
@@ -252,6 +253,10 @@ def model(draft: Draft, name: str) -> None:
     """Put the model's folder, or its name on the hub."""
     if path := draft.text(name):
         draft.keep("model.path", name, path)
+        if _SEES.search(path):
+            draft.assumed.append(
+                f"{path} reads images: rows are text alone here, so what comes with images is not trained"
+            )
 
 
 def data(draft: Draft, name: str, key: str) -> None:

@@ -8,6 +8,7 @@ TRL 1.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from gspo_hpc.importers import adapters, prompt_texts
@@ -44,6 +45,11 @@ _HALVES = ("bfloat16", "float16")
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a TRL run amounts to."""
+    for name in ("pass_rate_min", "pass_rate_max"):
+        if draft.given(name):
+            draft.refuse(
+                f"{name} is of open-r1's compute_pass_rate, which samples and filters rows, and trains nothing"
+            )
     nodes, each = _processes(draft, gpus)
     unsloth.rewrite(draft, nodes * each)
     hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
@@ -60,6 +66,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
     update = batch(draft, nodes * each, size, accumulated, "TRL")
     parts.model(draft, "model_name_or_path")
+    _revision(draft)
     adapters.of_trl(draft)
     sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
@@ -75,7 +82,10 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("epsilon", 0.2) or 0.0,
         draft.number("beta", 0.0) or 0.0,
     )
-    corrections.of_trl(draft, draft.text("importance_sampling_level") or "token")
+    level = draft.text("importance_sampling_level") or "token"
+    _shared_updates(draft, size * nodes * each, accumulated)
+    bonuses.unbiased(draft, level)
+    corrections.of_trl(draft, level)
     kinds = ("sum_then_normalize", "normalize_then_sum")
     if draft.choice("multi_objective_aggregation", kinds, kinds[0]) == kinds[1]:
         draft.put("algorithm.advantage", "gdpo", "multi_objective_aggregation")
@@ -215,6 +225,35 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
     return update
 
 
+def _shared_updates(draft: Draft, micro: int, accumulated: int) -> None:
+    """Tell how TRL divides a rollout among its updates; `micro`: completions of a micro-batch of all processes."""
+    rollout = draft.whole("generation_batch_size")
+    count = draft.whole("steps_per_generation") or (max(1, rollout // micro) if rollout else accumulated)
+    loss, ratio = draft.text("loss_type") or "dapo", count / accumulated
+    if ratio > 1:
+        draft.differs.append(
+            "TRL shuffles completions among the updates of a rollout, which have whole groups here"
+        )
+    by_token = (draft.text("importance_sampling_level") or "token") == "token"
+    if ratio != 1 and by_token and loss in ("dapo", "cispo"):
+        times = f"1/{ratio:g} of" if ratio > 1 else f"{1 / ratio:g} times"
+        draft.differs.append(
+            f"loss_type {loss} divides an update by all tokens of its rollout in TRL, and by its own here: there the "
+            f"loss is about {times} the mean, before clipping"
+        )
+
+
+def _revision(draft: Draft) -> None:
+    """Put the commit or branch of a model on the hub beside its name."""
+    name, path = "model_revision", str(draft.settings.get("model.path", ("",))[0])
+    if (revision := draft.text(name)) is None:
+        return
+    if revision != "main" and re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) and not is_unset(revision):
+        draft.put("model.path", f"{path}@{revision}", comment="with model_revision", of=("model_name_or_path", name))
+    else:
+        draft.drop(name, "it is the default" if revision == "main" else "it is that of a model on the hub")
+
+
 def _generation(draft: Draft) -> None:
     response = draft.whole("max_completion_length", 256) or 256
     window = "vllm_max_model_length" if draft.given("vllm_max_model_length") else "vllm_max_model_len"
@@ -349,6 +388,6 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     parts.output(draft, "output_dir")
     if draft.given("report_to"):
         parts.trackers(draft, "report_to", ())
-    if project := draft.text("wandb_project") or draft.text("project"):
-        name = "wandb_project" if draft.given("wandb_project") else "project"
-        draft.put("tracking.wandb_project", project, name)
+    for name, key in (("wandb_project", "tracking.wandb_project"), ("project", "tracking.project")):
+        if (project := draft.text(name)) and not is_unset(project):
+            draft.put(key, project, name)

@@ -20,6 +20,20 @@ def put(draft: Draft) -> None:
     parts.router(draft, "model_name_or_path")
 
 
+def unbiased(draft: Draft, level: str) -> None:
+    """Put the estimator of the divergence that TRL weighs by the ratio; `level`: of that."""
+    name = "use_bias_correction_kl"
+    if not draft.switch(name):
+        if draft.given(name):
+            draft.drop(name, report.OFF)
+    elif not draft.number("beta", 0.0):
+        draft.drop(name, "it is read with a beta above 0 only")
+    elif level == "token":
+        draft.put("algorithm.kl_estimator", "unbiased", name)
+    else:
+        draft.drop(name, "the weight of the KL term is the ratio of its sequence there, and that of its token here")
+
+
 def _entropy(draft: Draft) -> None:
     """Put the entropy bonus, and what its weight follows."""
     if bonus := draft.number("entropy_coef", 0.0):

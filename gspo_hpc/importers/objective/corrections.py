@@ -198,6 +198,11 @@ def of_trl(draft: Draft, level: str) -> None:
     if draft.given("off_policy_mask_threshold"):
         threshold = draft.number("off_policy_mask_threshold")
         draft.put("algorithm.sequence_mask", threshold, "off_policy_mask_threshold")
+        if threshold is not None and not draft.switch("use_vllm"):
+            draft.differs.append(
+                f"{draft.label('off_policy_mask_threshold')}: without use_vllm TRL compares with the trainer's own old "
+                "log-probs, which are the present ones in the first update; here with those of the engine"
+            )
     if not draft.switch("use_vllm") or not draft.switch(_ON, True):
         generates = draft.switch("use_vllm")
         _drop(draft, f"it is read with {_ON if generates else 'use_vllm'} only", _MODE, _MAX, _MIN)

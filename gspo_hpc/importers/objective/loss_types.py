@@ -34,7 +34,9 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
     if loss in ("dapo", "bnpo") and name == "grpo":
         draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
         if loss == "bnpo":
-            draft.drop("loss_type", "the mean is over the tokens of an update here (token), there of a micro-batch")
+            draft.differs.append(
+                "loss_type bnpo: the mean is over the tokens of an update here, there of a micro-batch"
+            )
     elif loss in ("dapo", "bnpo"):
         text = (
             f"weighs a sequence by its length, which contradicts a ratio per sequence; {name} is the plain mean over "

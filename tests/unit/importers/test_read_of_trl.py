@@ -1,0 +1,106 @@
+"""What readers of conversions of TRL's own examples and open-r1's recipes found, argument by argument (seconds)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 100 --model_name_or_path a/b"
+
+
+def of(words: str = "", gpus: int = 1) -> Converted:
+    return convert(f"{TRL} {words}", gpus=gpus)
+
+
+def told(lines: tuple[str, ...], word: str) -> list[str]:
+    return [line for line in lines if word in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("--gradient_accumulation_steps 4 --steps_per_generation 8", "1/2 of the mean"),
+        ("--gradient_accumulation_steps 4 --generation_batch_size 96 --loss_type cispo --epsilon_high 5", "1/3 of"),
+        ("--gradient_accumulation_steps 4 --steps_per_generation 2", "2 times the mean"),
+        ("--gradient_accumulation_steps 4", ""),
+        ("--gradient_accumulation_steps 4 --steps_per_generation 8 --loss_type grpo", ""),
+        ("--gradient_accumulation_steps 4 --steps_per_generation 8 --importance_sampling_level sequence", ""),
+    ],
+)
+def test_an_update_is_divided_by_the_tokens_of_its_rollout(words: str, share: str) -> None:
+    """num_items_in_batch of TRL 0.22 to 1.9 is that of the generation batch, which several updates share."""
+    lines = told(of(words).differs, "by all tokens of its rollout")
+    assert [share in line for line in lines] == ([True] if share else [])
+
+
+def test_updates_of_a_rollout_have_mixed_completions() -> None:
+    assert told(of("--gradient_accumulation_steps 2 --steps_per_generation 4").differs, "TRL shuffles completions")
+    assert not told(of("--gradient_accumulation_steps 2").differs, "TRL shuffles completions")
+
+
+@pytest.mark.parametrize("words", ["--loss_type bnpo", "# trl==0.18.0"])
+def test_the_mean_of_bnpo_is_told_also_where_it_is_the_default_of_a_version(words: str) -> None:
+    start, found = ("", of(words)) if words.startswith("-") else (words, convert(f"{words}\n{TRL}\n", gpus=1))
+    assert found.config.algorithm.aggregation == "token", start
+    assert told(found.differs, "loss_type bnpo: the mean is over the tokens of an update here")
+
+
+def test_a_revision_is_that_of_the_model() -> None:
+    assert of("--model_revision v1.0").config.model.path == "a/b@v1.0"
+    for words in ("--model_revision main", "", "--model_revision v1 --model_name_or_path ./folder"):
+        assert "@" not in str(of(words).config.model.path)
+
+
+@pytest.mark.parametrize(
+    ("words", "estimator"),
+    [
+        ("--beta 0.1 --use_bias_correction_kl true", "unbiased"),
+        ("--use_bias_correction_kl true", None),
+        ("--beta 0.1 --use_bias_correction_kl false", None),
+        ("--beta 0.1 --use_bias_correction_kl true --importance_sampling_level sequence --loss_type grpo", None),
+    ],
+)
+def test_the_unbiased_estimator_of_the_divergence(words: str, estimator: str | None) -> None:
+    found = of(words)
+    assert found.config.algorithm.kl_estimator == (estimator or of().config.algorithm.kl_estimator)
+    assert any("use_bias_correction_kl" == one.name for one in (*found.carried, *found.left)) is ("--use_bias" in words)
+
+
+def test_a_mask_of_sequences_compares_with_the_trainer_where_no_engine_generates() -> None:
+    word = "without use_vllm TRL compares with the trainer's own old log-probs"
+    assert told(of("--off_policy_mask_threshold 0.5").differs, word)
+    assert not told(of("--off_policy_mask_threshold 0.5 --use_vllm").differs, word)
+
+
+@pytest.mark.parametrize(
+    ("path", "sees"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", True),
+        ("HuggingFaceTB/SmolVLM2-2.2B", True),
+        ("OpenGVLab/InternVL3-8B", True),
+        ("Qwen/Qwen3-8B", False),
+        ("a/evolve-7b", False),
+    ],
+)
+def test_images_are_told(path: str, sees: bool) -> None:
+    assert bool(told(of(f"--model_name_or_path {path}").assumed, "reads images")) is sees
+
+
+def test_a_config_that_only_filters_rows_is_refused() -> None:
+    text = (
+        "model_name_or_path: a/b\nnum_generations: 8\nlearning_rate: 1e-6\npass_rate_min: 0.2\nmax_prompt_length: 512\n"
+    )
+    with pytest.raises(ValueError, match="compute_pass_rate"):
+        convert(text, name="filter.yaml", gpus=1)
+
+
+def test_recomputation_was_off_by_default() -> None:
+    found = convert(f"# trl==0.18.0\n{TRL}\n", gpus=1)
+    assert found.config.memory.recompute_granularity is None
+    assert of().config.memory.recompute_granularity == "full"
+
+
+def test_a_project_is_that_of_trackio_and_one_that_is_not_known_is_not_written() -> None:
+    assert of("--project mine").config.tracking.project == "mine"
+    assert of("--project $NAME").config.tracking == of().config.tracking
