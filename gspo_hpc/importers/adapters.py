@@ -18,6 +18,7 @@ _SPLIT = {
     **{"linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_proj": "o_proj"},
     **{"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj", "linear_fc2": "down_proj"},
 }
+ONE_FIRST = "one first matrix for all of its layers there, and one for each here"
 PEFT = ("q_proj", "v_proj")  # of Llama, Qwen2, Qwen3, Mistral and Gemma, where LoraConfig names none
 
 
@@ -35,6 +36,7 @@ class Lora:
     targets_default: Sequence[str] = (ALL,)
     dropout_default: float = 0.0
     defaults_of: str = ""  # whose defaults they are, where they are not the project's
+    targets_told: str = ""  # of the default
     others: Sequence[str] = ()  # change what is trained, and have no counterpart
 
 
@@ -84,7 +86,7 @@ def _targets(draft: Draft, lora: Lora) -> None:
         draft.wrong(lora.targets, "must name linear layers")
     if not given:
         mine = lora.targets_default == PEFT
-        text = "of peft, for Llama, Qwen, Mistral and Gemma" if mine else ""
+        text = "of peft, for Llama, Qwen, Mistral and Gemma" if mine else lora.targets_told
         _put(draft, lora, [*lora.targets_default], text)
         return
     if ALL in given or "all" in given or {*TARGETS} <= {*given}:
@@ -98,9 +100,7 @@ def _targets(draft: Draft, lora: Lora) -> None:
             found += parts or (last,)
         else:
             strange.append(name)
-    text = (
-        f"{' and '.join(shared)}: one first matrix for all of its layers there, and one for each here" if shared else ""
-    )
+    text = f"{' and '.join(shared)}: {ONE_FIRST}" if shared else ""
     _put(draft, lora, found or [ALL], text)
     if strange:
         named = " and ".join(strange)

@@ -20,8 +20,9 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
-_ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe)|mixtral|gpt-oss")
-_SEES = re.compile(r"(?i)(?:^|[-_/.\d])(?:vl|vlm|vision|llava|internvl|pixtral|paligemma|omni|smolvlm)(?=[-_./\d]|$)")
+_ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe|3-30b|3-235b)|mixtral|gpt-oss")
+# Names of models that read images.
+_SEES = re.compile(r"(?i)(?:^|[-_/.\d])(?:vl|vlm|vision|llava|internvl|pixtral|omni|smolvlm|qwen3\.[56])(?=[-_./\d]|$)")
 SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
 
 

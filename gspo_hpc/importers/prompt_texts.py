@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_null, yaml_value
+from gspo_hpc.importers.inputs import is_null, options, yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.shell import Command
 
 _KEY = "data.chat_template_kwargs"
 # Models that think or not, as their chat template is told. Since 4.4 ms-swift does not let them, unless it is told to.
 _HYBRID = re.compile(r"(?i)qwen3(\.\d)?-\d+(\.\d+)?b(-a\d+b)?(-fp8|-base)?/?$|glm-4\.[5-7]|deepseek-v3\.[12]")
+
+# Base models to whose prompts ms-swift puts the template of the models that were made of them.
+_BASE = re.compile(r"(?i)qwen2(\.5)?(-math|-coder)?-\d+(\.\d+)?b/?$")
 
 
 def template_variables(draft: Draft, name: str) -> None:
@@ -56,6 +60,31 @@ def _below(draft: Draft, name: str) -> Iterator[tuple[str, Any]]:
         else:
             draft.credit(_KEY, key)
             yield key, value
+
+
+def of_base(draft: Draft) -> None:
+    """Tell what ms-swift puts around the prompts of a base model, and where it ends completions of it."""
+    model = draft.text("model") or ""
+    if not _BASE.search(model) or (draft.given("use_chat_template") and not draft.switch("use_chat_template")):
+        return
+    system = ""
+    if not draft.given("system"):
+        system = ' and "You are Qwen, created by Alibaba Cloud. You are a helpful assistant." as system prompt (2.5)'
+    draft.assumed.append(
+        f"{model} is a base model: ms-swift gives its prompts the template of the instruct models{system}, and ends a "
+        "completion at <|im_end|>; here its tokenizer's own template counts (data.system_prompt) and its own last token"
+    )
+
+
+def turns_of(draft: Draft, server: Command | None) -> None:
+    """Tell that the command of a server, which decides it there, makes a rollout one of several turns."""
+    given = {} if server is None else options(server.words)[0]
+    for name in ("multi_turn_scheduler", "use_gym_env"):
+        if str(given.get(name, "false")).lower() not in ("false", "none", ""):
+            draft.assumed.append(
+                f"--{name} {given[name]} of the server: the original goes on for several turns, and here a rollout is "
+                "one completion"
+            )
 
 
 def thinking(draft: Draft) -> None:

@@ -128,6 +128,7 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
             if hosted := server(commands, "swift", verb, rf"swift[./]cli[./]{verb}"):
                 break
         parts.server(draft, nodes, each, hosted, f"swift {verb if hosted else 'rollout'}")
+        prompt_texts.turns_of(draft, hosted)
         if draft.switch("async_generate"):
             draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
     elif count := versions.engines_apart(draft, each):
@@ -333,6 +334,7 @@ def generation(draft: Draft) -> None:
         else:
             draft.put("data.system_prompt", system, "system")
     prompt_texts.thinking(draft)
+    prompt_texts.of_base(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
     if not any(name in draft.values for name in ("reward_funcs", "reward_model", "reward_model_plugin")):
         draft.assumed.append(

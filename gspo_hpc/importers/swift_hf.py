@@ -35,6 +35,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         swift.without_tuner(draft)
     draft.credit("optimizer.lr", "tuner_type")
     swift.dtype(draft)
+    _masters(draft, kind)
     swift.generation(draft)
     swift.objective(draft)
     rows, told = swift.training_rows(draft, rows)
@@ -44,6 +45,13 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     if not draft.given("report_to"):
         draft.put("tracking.wandb", "disabled", comment="tensorboard is the default of ms-swift")
         draft.put("tracking.tensorboard", True)
+
+
+def _masters(draft: Draft, kind: str) -> None:
+    """Tell that all weights are trained in 16 bits, where nothing keeps them in 32; `kind`: what is trained."""
+    dtype = str(draft.settings.get("model.dtype", ("bfloat16",))[0])
+    if kind == "full" and dtype != "float32" and not (draft.given("deepspeed") or draft.given("fsdp")):
+        draft.differs.append(f"weights are trained in {dtype} there, without DeepSpeed; the optimizer has float32 here")
 
 
 def _devices(draft: Draft) -> None:

@@ -231,9 +231,7 @@ def _shared_updates(draft: Draft, micro: int, accumulated: int) -> None:
     count = draft.whole("steps_per_generation") or (max(1, rollout // micro) if rollout else accumulated)
     loss, ratio = draft.text("loss_type") or "dapo", count / accumulated
     if ratio > 1:
-        draft.differs.append(
-            "TRL shuffles completions among the updates of a rollout, which have whole groups here"
-        )
+        draft.differs.append("TRL shuffles completions among the updates of a rollout, which have whole groups here")
     by_token = (draft.text("importance_sampling_level") or "token") == "token"
     if ratio != 1 and by_token and loss in ("dapo", "cispo"):
         times = f"1/{ratio:g} of" if ratio > 1 else f"{1 / ratio:g} times"

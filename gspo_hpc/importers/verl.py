@@ -16,6 +16,7 @@ from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, REF, ROLLOUT, engine, put_layout
+from gspo_hpc.importers.versions import verl as versions
 
 _ENGINE = {
     f"{ROLLOUT}.gpu_memory_utilization": ("gpu_memory_utilization", float),
@@ -26,12 +27,13 @@ _ENGINE = {
     f"{ROLLOUT}.enable_prefix_caching": ("enable_prefix_caching", bool),
 }
 _MODEL = "actor_rollout_ref.model"
+_ADAPTERS = f"{_MODEL}.lora_adapter_path"
 _LORA = adapters.Lora(
     f"{_MODEL}.lora_rank",
     f"{_MODEL}.lora_alpha",
     f"{_MODEL}.target_modules",
     alpha_default=16.0,
-    others=(f"{_MODEL}.exclude_modules", f"{_MODEL}.lora_adapter_path"),
+    others=(f"{_MODEL}.exclude_modules", _ADAPTERS),
 )
 _MEGATRON_LORA = adapters.Lora(
     f"{_MODEL}.lora.rank",
@@ -39,6 +41,7 @@ _MEGATRON_LORA = adapters.Lora(
     f"{_MODEL}.lora.target_modules",
     f"{_MODEL}.lora.dropout",
     targets_default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    targets_told=f"linear_qkv and linear_fc1: {adapters.ONE_FIRST}",
     others=(f"{_MODEL}.lora.exclude_modules", f"{_MODEL}.lora.adapter_path"),
 )
 _STEPS = "trainer.total_training_steps"
@@ -66,6 +69,9 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     for lora in (_LORA, _MEGATRON_LORA):
         if not draft.whole(lora.rank, 0, least=0):
             draft.drop(lora.rank, report.OFF)
+            if lora is _LORA and not megatron and (folder := draft.text(_ADAPTERS)):
+                draft.put("adapter.type", "lora", comment="lora_adapter_path alone switches them on", of=(_ADAPTERS,))
+                draft.keep("adapter.path", _ADAPTERS, folder)
         elif (lora is _MEGATRON_LORA) is megatron:
             adapters.put(draft, lora.rank, lora)
         else:
@@ -74,20 +80,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, trainer)
     _saving(draft, updates)
-    _earlier(draft, megatron)
-
-
-def _earlier(draft: Draft, megatron: bool) -> None:
-    """Tell defaults of earlier versions that change what is computed."""
-    told = {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"}
-    if draft.settings.get("algorithm.dual_clip", (0, ""))[0]:
-        told[f"{ACTOR}.clip_ratio_c"] = "none, as algorithm.dual_clip 0 (up to 0.3.0)"
-    if not draft.switch(f"{ACTOR}.use_kl_loss"):
-        told["algorithm.use_kl_in_reward"] = "true, with a kl_coef of 0.001 unless it is given (up to 0.3.0)"
-    told["data.filter_overlong_prompts"] = "true (up to 0.2)"
-    if megatron:
-        told[f"{OPTIM}.lr_decay_style"] = "linear (0.4.1)"
-    parts.earlier(draft, "verl 0.9", told)
+    versions.tell(draft, megatron, updates)
 
 
 def _batch(draft: Draft) -> tuple[int, int]:
@@ -266,12 +259,15 @@ def _lengths(draft: Draft) -> None:
 
 def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int | None:
     """Put the length of the run; return its steps, None if they are not known."""
+    drawn, most = prompts, ""
+    if "dapo" in draft.variables.get("entry", "") and draft.switch("algorithm.filter_groups.enable"):
+        drawn, most = draft.whole("data.gen_batch_size", prompts) or prompts, "at most "
     steps, epochs = draft.whole(_STEPS), draft.whole("trainer.total_epochs", 30) or 30
     made = f"{updates} updates of a rollout"
     whole: int | None = None
-    if steps is not None and rows is not None and rows // prompts * epochs < steps:
-        whole = max(1, rows // prompts * epochs * updates)
-        text = f"{epochs} epochs of {rows} // {prompts} rollouts x {made}, before total_training_steps {steps}"
+    if steps is not None and rows is not None and rows // drawn * epochs < steps:
+        whole = max(1, rows // drawn * epochs * updates)
+        text = f"{most}{epochs} epochs of {rows} // {drawn} rollouts x {made}, before total_training_steps {steps}"
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs", _STEPS))
     elif steps is not None:
         whole = steps * updates
@@ -281,11 +277,13 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
         if rows is None:
             draft.assumed.append(f"{ends}: give --rows N")
     elif rows is not None:
-        whole = max(1, rows // prompts * epochs * updates)
-        text = f"{epochs} epochs of {rows} // {prompts} rollouts x {made}"
+        whole = max(1, rows // drawn * epochs * updates)
+        text = f"{most}{epochs} epochs of {rows} // {drawn} rollouts x {made}"
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs",))
     else:
         parts.epochs(draft, "trainer.total_epochs", epochs)
+        text = f"an epoch of verl is {most}rows // {drawn} rollouts, and drops what is left of the rows"
+        draft.differs.append(f"{text}; here that goes into the next epoch: --rows N gives run.max_steps as there")
     return whole
 
 

@@ -16,6 +16,8 @@ _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _OFFLOADED = {"weights": "param", "gradients": "grad", "optimizer": "optimizer"}  # our name of a part -> verl's
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"  # of transformers, read with FSDP
 _KERNELS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "eager": "unfused"}
+# Models whose bridges to Megatron have it move the bias of routers.
+_BALANCED_BY_BIAS = re.compile(r"(?i)deepseek[-_]?v3|moonlight|nemotron|kimi-k2")
 _PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
 _SIZES = (
     "tensor_model_parallel_size",
@@ -69,7 +71,7 @@ def put_layout(draft: Draft, trainer: str) -> int:
     """Put the layout; return how many GPUs share a sequence, by which a token budget per GPU is multiplied."""
     megatron = trainer == "megatron"
     shared = _megatron(draft) if megatron else _fsdp(draft, trainer)
-    _dtype(draft)
+    _dtype(draft, megatron)
     _reference(draft, megatron)
     return shared
 
@@ -95,6 +97,9 @@ def _fsdp(draft: Draft, trainer: str) -> int:
     else:
         draft.drop(_ATTENTION, "model.attention_backend is auto, flash, fused or unfused here")
     draft.put("optimizer.distributed", True, comment="FSDP also shards weights and gradients")
+    if draft.given(name := f"{ACTOR}.fsdp_config.mixed_precision.reduce_dtype"):
+        kind = _DTYPES[draft.choice(name, tuple(_DTYPES), "float32")]
+        draft.put("optimizer.grad_reduce_in_fp32", kind == "float32", name)
     draft.assumed.append(
         "FSDP has no tensor parallelism: if the model does not fit on one GPU, raise "
         "parallel.tensor_model_parallel_size"
@@ -157,7 +162,7 @@ def _reference(draft: Draft, megatron: bool) -> None:
             )
 
 
-def _dtype(draft: Draft) -> None:
+def _dtype(draft: Draft, megatron: bool) -> None:
     """Put the type that the trainer computes in; the engines have the same here."""
     names = [f"{_MEGATRON}.dtype", f"{ACTOR}.fsdp_config.dtype", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"]
     name = next((name for name in names if draft.given(name)), names[0])
@@ -166,6 +171,8 @@ def _dtype(draft: Draft) -> None:
         kind, name = "float16", f"{_TRANSFORMER}.fp16"
     if draft.given(name):
         draft.put("model.dtype", kind, name)
+    if kind == "float16" and megatron:
+        draft.put("optimizer.initial_loss_scale", 32768.0, comment="default of verl")
     engines = f"{ROLLOUT}.dtype"
     if draft.given(engines):
         if _DTYPES[draft.choice(engines, tuple(_DTYPES), "bfloat16")] == kind:
@@ -176,6 +183,12 @@ def _dtype(draft: Draft) -> None:
 
 def _transformer(draft: Draft) -> None:
     """Put the settings that verl passes to Megatron-Core unchanged."""
+    rate = f"{_TRANSFORMER}.moe_router_bias_update_rate"
+    if _BALANCED_BY_BIAS.search(draft.text("actor_rollout_ref.model.path") or "") and draft.number(rate, 0.001):
+        draft.differs.append(
+            "the bias of this model's routers moves with every update there (moe_router_bias_update_rate 0.001, unless "
+            "it is given), and stays as it is here"
+        )
     name = f"{_TRANSFORMER}.recompute_granularity"
     grain = draft.text(name)
     if grain:

@@ -113,8 +113,8 @@ def _aggregation(draft: Draft, mode: str) -> None:
     draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
     if kind != plain:
         draft.differs.append(
-            f"{draft.label(name)} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch, unless "
-            "use_legacy_worker_impl is disable; here, as in 0.8 and later, over those of the whole update"
+            f"{draft.label(name)} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch (but in 0.7 "
+            "with use_legacy_worker_impl disable); here, as in 0.8 and later, over those of the whole update"
         )
     if mode == "vanilla":
         draft.put("algorithm.dual_clip", draft.number(f"{ACTOR}.clip_ratio_c", 3.0), f"{ACTOR}.clip_ratio_c")

@@ -44,7 +44,6 @@ _DEFAULTS = (
     _Default("max_prompt_length", "512, with longer prompts cut from the left", 512, 25),
     _Default("max_completion_length", "512", 512, _LATEST, _READ + 1),
     _Default("bf16", "false, unless mixed_precision of accelerate is bf16", False, 18),
-    _Default("gradient_checkpointing", "false", False, 21),
     _Default("vllm_mode", "an engine on a GPU of its own", None, 15, _FIRST, "use_vllm"),
     _Default("vllm_mode", "server", "server", 29, 16, "use_vllm"),
     _Default("vllm_gpu_memory_utilization", "0.9", None, 17, _FIRST, "use_vllm"),

@@ -504,7 +504,7 @@ def test_a_strange_name_below_a_section_of_verl_is_unknown(given: str) -> None:
         "data.apply_chat_template_kwargs.anything",
         "reward_model.reward_kwargs.anything",
         f"{_ACTOR}.checkpoint.save_contents",
-        f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype",
+        f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype",
     ],
 )
 def test_mappings_that_take_any_key_and_names_of_verl_are_known(given: str) -> None:

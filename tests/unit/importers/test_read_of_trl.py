@@ -95,12 +95,6 @@ def test_a_config_that_only_filters_rows_is_refused() -> None:
         convert(text, name="filter.yaml", gpus=1)
 
 
-def test_recomputation_was_off_by_default() -> None:
-    found = convert(f"# trl==0.18.0\n{TRL}\n", gpus=1)
-    assert found.config.memory.recompute_granularity is None
-    assert of().config.memory.recompute_granularity == "full"
-
-
 def test_a_project_is_that_of_trackio_and_one_that_is_not_known_is_not_written() -> None:
     assert of("--project mine").config.tracking.project == "mine"
     assert of("--project $NAME").config.tracking == of().config.tracking

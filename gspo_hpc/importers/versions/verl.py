@@ -1,0 +1,60 @@
+"""Tell what versions of verl have in place of the defaults of verl 0.9, and where a version does something else."""
+
+from __future__ import annotations
+
+from gspo_hpc.importers import parts as parts
+from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.verl_layout import ACTOR, OPTIM
+
+
+def tell(draft: Draft, megatron: bool, updates: int) -> None:
+    """Tell all of it; `updates`: of a rollout."""
+    _earlier(draft, megatron)
+    _prompts(draft)
+    if not megatron:
+        _bound(draft)
+    _rate(draft, updates)
+    if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
+        draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP, and not here")
+
+
+def _earlier(draft: Draft, megatron: bool) -> None:
+    """Tell defaults of earlier versions that change what is computed."""
+    told = {f"{ACTOR}.entropy_coeff": "0.001 (up to 0.3)"}
+    if draft.settings.get("algorithm.dual_clip", (0, ""))[0]:
+        told[f"{ACTOR}.clip_ratio_c"] = "none, as algorithm.dual_clip 0 (up to 0.3.0)"
+    if not draft.switch(f"{ACTOR}.use_kl_loss"):
+        told["algorithm.use_kl_in_reward"] = "true, with a kl_coef of 0.001 unless it is given (up to 0.3.0)"
+    told["data.filter_overlong_prompts"] = "true (up to 0.2)"
+    if megatron:
+        told[f"{OPTIM}.lr_decay_style"] = "linear (0.4.1)"
+    parts.earlier(draft, "verl 0.9", told)
+
+
+def _prompts(draft: Draft) -> None:
+    """Tell that truncation means nothing any more."""
+    if draft.settings.get("data.overlong", ("error",))[0] == "error":
+        draft.differs.append(
+            "data.truncation error: verl since 0.8 cuts longer prompts of text from the left all the same; here one "
+            "ends the run, and data.overlong: truncate_left cuts them"
+        )
+
+
+def _bound(draft: Draft) -> None:
+    """Tell which bound of gradients counts."""
+    name = f"{ACTOR}.grad_clip"
+    later = draft.number(f"{OPTIM}.clip_grad", 1.0)
+    if draft.given(name) and draft.number(name, 1.0) != later:
+        text = f"verl up to 0.7 clips there; since 0.8 optim.clip_grad counts alone, {later:g} here"
+        draft.assumed.append(f"{draft.label(name)}: {text}")
+
+
+def _rate(draft: Draft, updates: int) -> None:
+    """Tell when the learning rate moves, where that is not constant."""
+    moves = {"optimizer.lr_warmup_steps": (0,), "optimizer.lr_decay_style": ("constant",)}
+    kept = all(draft.settings.get(key, usual)[0] == usual[0] for key, usual in moves.items())
+    if updates > 1 and not (kept and not draft.number(f"{OPTIM}.lr_warmup_steps_ratio", 0.0)):
+        draft.differs.append(
+            "verl moves the learning rate once a rollout, after its last update, so a warm-up begins with a rollout at "
+            "0; here it moves with every update"
+        )

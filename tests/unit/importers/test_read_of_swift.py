@@ -1,0 +1,63 @@
+"""What readers of conversions of ms-swift's own examples found, argument by argument (seconds)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+RUN = "swift rlhf --rlhf_type grpo --num_generations 4 --per_device_train_batch_size 4 --reward_funcs a"
+
+
+def told(found: Converted, word: str) -> bool:
+    return any(word in line for line in (*found.differs, *found.assumed))
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ("--multi_turn_scheduler tree_scheduler --max_turns 6", True),
+        ("--use_gym_env true", True),
+        ("--use_gym_env false", False),
+        ("", False),
+    ],
+)
+def test_the_server_decides_whether_a_rollout_has_several_turns(options: str, notes: bool) -> None:
+    """Its options are no arguments of the run."""
+    text = f"CUDA_VISIBLE_DEVICES=1 swift rollout --model m {options} &\n{RUN} --model m --use_vllm true "
+    found = convert(f"{text} --vllm_mode server --vllm_server_host 127.0.0.1", gpus=1)
+    assert found.config.rollout.mode == "server"
+    assert told(found, "of the server: the original goes on for several turns") is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--tuner_type full", True),
+        ("--tuner_type full --deepspeed zero2", False),
+        ("--tuner_type full --torch_dtype float32", False),
+        ("--tuner_type lora", False),
+    ],
+)
+def test_weights_that_are_trained_in_16_bits_are_told(words: str, notes: bool) -> None:
+    assert told(convert(f"{RUN} --model m {words}", gpus=1), "weights are trained in bfloat16 there") is notes
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "notes"),
+    [
+        ("Qwen/Qwen2.5-7B", "", True),
+        ("Qwen/Qwen2.5-Math-7B", "", True),
+        ("Qwen/Qwen2.5-7B", "--use_chat_template false", False),
+        ("Qwen/Qwen2.5-7B-Instruct", "", False),
+        ("Qwen/Qwen3-8B", "", False),
+    ],
+)
+def test_prompts_of_base_models_have_another_template_there(model: str, words: str, notes: bool) -> None:
+    assert told(convert(f"{RUN} --model {model} {words}", gpus=1), "is a base model: ms-swift gives") is notes
+
+
+def test_a_system_prompt_that_is_given_is_the_same_for_a_base_model() -> None:
+    word = "You are Qwen, created by Alibaba Cloud"
+    assert told(convert(f"{RUN} --model Qwen/Qwen2.5-7B", gpus=1), word)
+    assert not told(convert(f"{RUN} --model Qwen/Qwen2.5-7B --system Hello", gpus=1), word)

@@ -1,0 +1,128 @@
+"""What readers of conversions of verl's own examples and recipes found, argument by argument (seconds)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+SIZES = f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
+MAIN = f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {SIZES}"
+DAPO = f"python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo {SIZES}"
+MEGATRON = MAIN.replace("main_ppo ", "main_ppo --config-name=ppo_megatron_trainer ")
+
+
+def of(words: str = "", run: str = MAIN, rows: int | None = None) -> Converted:
+    return convert(f"{run} {words}", rows=rows)
+
+
+def told(found: Converted, word: str) -> bool:
+    return any(word in line for line in (*found.differs, *found.assumed))
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [("", True), ("data.truncation=error", True), ("data.filter_overlong_prompts=True", False)]
+    + [("data.truncation=left", False)],
+)
+def test_long_prompts_that_verl_cuts_whatever_truncation_says(words: str, notes: bool) -> None:
+    assert told(of(words), "cuts longer prompts of text from the left") is notes
+
+
+def test_an_epoch_drops_what_is_left_of_the_rows() -> None:
+    found = of("trainer.total_epochs=15")
+    assert told(found, "an epoch of verl is rows // 64 rollouts, and drops") and found.config.run.max_epochs == 15
+    assert not told(of("trainer.total_epochs=15", rows=7473), "an epoch of verl")
+    assert of("trainer.total_epochs=15", rows=7473).config.run.max_steps == 7473 // 64 * 15 * 2
+
+
+def test_an_epoch_of_the_dapo_recipe_is_made_of_what_it_draws() -> None:
+    """Groups that are left out are lost: an epoch has as many rollouts as draws at most."""
+    words = "algorithm.filter_groups.enable=True data.gen_batch_size=192 trainer.total_epochs=2"
+    assert told(of(words, DAPO), "an epoch of verl is at most rows // 192 rollouts")
+    assert of(words, DAPO, 1920).config.run.max_steps == 1920 // 192 * 2 * 2
+    assert of(f"{words} trainer.total_training_steps=25", DAPO, 1920).config.run.max_steps == 20 * 2
+    assert told(of(words.replace("=True", "=False"), DAPO), "an epoch of verl is rows // 192 rollouts")
+
+
+def test_a_folder_of_adapters_alone_switches_them_on() -> None:
+    adapter = of(f"{MODEL}.lora_adapter_path=/adapters").config.adapter
+    assert (adapter.type, str(adapter.path)) == ("lora", "/adapters")
+    assert (
+        of().config.adapter.type is None and of(f"{MODEL}.lora_adapter_path=/a", MEGATRON).config.adapter.type is None
+    )
+
+
+@pytest.mark.parametrize("words", ["", f"{MODEL}.lora.target_modules=[linear_qkv,linear_proj]"])
+def test_megatron_has_one_first_matrix_for_fused_layers_also_by_default(words: str) -> None:
+    assert "one first matrix for all of its layers there" in of(f"{MODEL}.lora.rank=8 {words}", MEGATRON).text
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        (f"{ACTOR}.optim.lr_warmup_steps=10", True),
+        (f"{ACTOR}.optim.lr_scheduler_type=cosine", True),
+        ("", False),
+        (f"{ACTOR}.optim.lr_warmup_steps=10 {ACTOR}.ppo_mini_batch_size=64", False),
+    ],
+)
+def test_the_rate_moves_once_a_rollout(words: str, notes: bool) -> None:
+    assert told(of(words), "moves the learning rate once a rollout") is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "notes"),
+    [
+        ("", MAIN, True),
+        (f"{ACTOR}.optim.weight_decay=0", MAIN, False),
+        (f"{MODEL}.lora_rank=8", MAIN, False),
+        ("", MEGATRON, False),
+    ],
+)
+def test_weights_without_a_second_dimension_decay_with_fsdp(words: str, run: str, notes: bool) -> None:
+    assert told(of(words, run), "norms and biases decay, too") is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "later"),
+    [("", "1 here"), (f"{ACTOR}.optim.clip_grad=0.5", "0.5 here"), (f"{ACTOR}.optim.clip_grad=0.3", "")],
+)
+def test_a_bound_of_gradients_that_later_versions_do_not_read(words: str, later: str) -> None:
+    found = of(f"{ACTOR}.grad_clip=0.3 {words}")
+    assert found.config.optimizer.clip_grad == 0.3
+    assert told(found, f"since 0.8 optim.clip_grad counts alone, {later}") is bool(later)
+
+
+def test_gradients_are_summed_in_the_type_that_fsdp_is_told() -> None:
+    name = f"{ACTOR}.fsdp_config.mixed_precision.reduce_dtype"
+    assert not of(f"{name}=bf16").config.optimizer.grad_reduce_in_fp32
+    assert of(f"{name}=fp32").config.optimizer.grad_reduce_in_fp32 and of().config.optimizer.grad_reduce_in_fp32
+
+
+def test_the_first_loss_scale_is_that_of_verls_megatron() -> None:
+    assert of(f"{ACTOR}.megatron.dtype=float16", MEGATRON).config.optimizer.initial_loss_scale == 32768
+    assert of("", MEGATRON).config.optimizer.initial_loss_scale == of().config.optimizer.initial_loss_scale == 65536
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        (f"{MODEL}.path=deepseek-ai/DeepSeek-V3", True),
+        (f"{MODEL}.path=moonshotai/Moonlight-16B-A3B", True),
+        (
+            f"{MODEL}.path=deepseek-ai/DeepSeek-V3 "
+            f"+{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate=0",
+            False,
+        ),
+        (f"{MODEL}.path=Qwen/Qwen3-30B-A3B", False),
+    ],
+)
+def test_a_bias_of_routers_that_moves_is_told(words: str, notes: bool) -> None:
+    assert told(of(words, MEGATRON), "the bias of this model's routers moves") is notes
+
+
+def test_models_that_read_images_are_told() -> None:
+    for name, sees in (("Qwen2.5-VL-7B-Instruct", True), ("Qwen3.5-122B-A10B", True), ("Qwen3-8B", False)):
+        assert told(of(f"{MODEL}.path=Qwen/{name}"), "reads images") is sees
