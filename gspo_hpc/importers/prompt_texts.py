@@ -62,6 +62,20 @@ def _below(draft: Draft, name: str) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+def own_rows(draft: Draft, rows: str, loop: str) -> None:
+    """Tell that classes of the script's own make prompts (`rows`) or carry on a rollout (`loop`)."""
+    if draft.text(rows):
+        draft.assumed.append(
+            f"{draft.label(rows)}: that class decides which prompts there are, how long they are and their template; "
+            "what stands here is what verl's own class does"
+        )
+    if draft.text(loop):
+        draft.assumed.append(
+            f"{draft.label(loop)}: that class decides how a rollout is sampled, with tools or further turns, and its "
+            "template's variables; here it is one completion for each prompt"
+        )
+
+
 def of_base(draft: Draft) -> None:
     """Tell what ms-swift puts around the prompts of a base model, and where it ends completions of it."""
     model = draft.text("model") or ""

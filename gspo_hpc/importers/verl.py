@@ -210,6 +210,7 @@ def _generation(draft: Draft) -> None:
         )
     if draft.switch(f"{ROLLOUT}.multi_turn.enable"):
         parts.turns(draft, f"{ROLLOUT}.multi_turn.enable")
+    prompt_texts.own_rows(draft, "data.custom_cls.path", f"{ROLLOUT}.agent.agent_loop_manager_class")
     parts.data(draft, "data.train_files", "data.train")
     parts.data(draft, "data.val_files", "data.eval")
     cut = draft.choice("data.truncation", ("error", "left", "right", "middle"), "error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.objective import divergence
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.system.text import near_miss
 
@@ -20,6 +21,8 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
     name = _PRESETS[level]
     draft.put("algorithm.kl_beta", beta, "beta")
     _reference(draft, beta)
+    if beta and draft.source.project != "TRL" and not draft.switch("kl_in_reward"):
+        divergence.bounded(draft, "k3, the KL term")
     if loss in ("cispo", "sapo") and name == "grpo":
         draft.credit("algorithm.name", "importance_sampling_level")
         draft.put("algorithm.name", loss, "loss_type")

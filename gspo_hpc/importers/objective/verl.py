@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.objective import corrections
+from gspo_hpc.importers.objective import corrections, divergence
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.verl_layout import ACTOR
 
@@ -143,6 +143,8 @@ def _divergence(draft: Draft) -> None:
         else:
             text = "its gradient is that of k2" if given.endswith("+") else ""
             draft.put("algorithm.kl_estimator", found, kind, text)
+            if found == "k3" and weight:
+                divergence.bounded(draft, "low_var_kl")
 
 
 def _reference(draft: Draft) -> None:

@@ -61,3 +61,9 @@ def test_a_system_prompt_that_is_given_is_the_same_for_a_base_model() -> None:
     word = "You are Qwen, created by Alibaba Cloud"
     assert told(convert(f"{RUN} --model Qwen/Qwen2.5-7B", gpus=1), word)
     assert not told(convert(f"{RUN} --model Qwen/Qwen2.5-7B --system Hello", gpus=1), word)
+
+
+def test_the_bound_of_the_divergence_is_told() -> None:
+    word = "a token's estimate of the divergence is 10 at most there"
+    assert told(convert(f"{RUN} --model m", gpus=1), word)
+    assert not told(convert(f"{RUN} --model m --beta 0", gpus=1), word)

@@ -126,3 +126,23 @@ def test_a_bias_of_routers_that_moves_is_told(words: str, notes: bool) -> None:
 def test_models_that_read_images_are_told() -> None:
     for name, sees in (("Qwen2.5-VL-7B-Instruct", True), ("Qwen3.5-122B-A10B", True), ("Qwen3-8B", False)):
         assert told(of(f"{MODEL}.path=Qwen/{name}"), "reads images") is sees
+
+
+def test_classes_of_the_scripts_own_are_told() -> None:
+    assert told(of("+data.custom_cls.path=gym/dataset.py"), "that class decides which prompts there are")
+    loop = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=gym.Manager"
+    assert told(of(loop), "that class decides how a rollout is sampled")
+    assert not told(of(), "that class decides")
+
+
+def test_scales_of_fp8_that_a_variable_decides_are_carried_over() -> None:
+    fp8 = f"+{ACTOR}.megatron.override_transformer_config.fp8=hybrid"
+    run = f"export NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1\n{MEGATRON}"
+    assert of(fp8, run).config.slurm.environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+    assert of("", run).config.slurm.environment == {} == of(fp8, MEGATRON).config.slurm.environment
+
+
+def test_the_bound_of_the_divergence_is_told() -> None:
+    word = "low_var_kl: a token's estimate of the divergence is 10 at most there"
+    assert told(of(f"{ACTOR}.use_kl_loss=True"), word) and not told(of(), word)
+    assert not told(of(f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=mse"), word)
