@@ -99,8 +99,8 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
 def test_a_crash_loop_ends(submit: Submit) -> None:
     """An error, and then process groups that never end; a killed supervisor; a killed rank: without progress all count
     alike, and the run is given up, with the reason, and the nodes are free."""
-    blocking = Path(runs.__file__).parent / "blocking"
-    run = submit("faults.max_restarts=2", shell={"PYTHONPATH": str(blocking)})
+    planted = Path(runs.__file__).parent / "planted"
+    run = submit("faults.max_restarts=2", shell={"PYTHONPATH": str(planted), "GSPO_HPC_TEST_PLANTED": "error"})
     run.wait_for("a start after the error", lambda: len(run.attempts()) == 2 and 0 in run.workers())
     os.kill(run.supervisor(), signal.SIGKILL)
     run.wait_for("a start after the supervisor", lambda: len(run.attempts()) == 3 and 0 in run.workers())
