@@ -142,7 +142,10 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert found.assumed == (
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
     )
-    assert found.differs == ("checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",)
+    assert found.differs == (
+        "k3, the KL term: a token's estimate of the divergence is 10 at most there, and has no bound here",
+        "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",
+    )
     awake = convert(SWIFT_DENSE.replace("--sleep_level 2", "--sleep_level 0"))
     assert "rollout.sleep_level" not in settings(awake.text) and "engines always sleep here" in " ".join(awake.dropped)
 
