@@ -123,8 +123,8 @@ def time(
     rows.append(("a rollout", f"{found.rollout:8.1f} s", how))
     yield grid(rows, "lrl", first=_NAMES)
     low, high = found.range
-    spread = "as near as for the published runs of the calibration (docs/estimates.md)"
-    bounds = ("range", f"{low:,.0f} to {high:,.0f} s a rollout: {spread}")
+    shares = f"{low / found.rollout:.2f} and {high / found.rollout:.2f} times their estimates (docs/estimates.md)"
+    bounds = ("range", f"{low:,.0f} to {high:,.0f} s a rollout: published runs lie between {shares}")
     rate = f"{values['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
     whose = "the GPUs'" if found.trainers == found.gpus else f"its GPUs' ({found.trainers:,})"
     more = [bounds, ("throughput", f"{rate}; the update reaches {values['update_mfu']:.0%} of {whose} peak (MFU)")]
