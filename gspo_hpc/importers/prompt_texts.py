@@ -93,6 +93,11 @@ def of_base(draft: Draft) -> None:
 def turns_of(draft: Draft, server: Command | None) -> None:
     """Tell that the command of a server, which decides it there, makes a rollout one of several turns."""
     given = {} if server is None else options(server.words)[0]
+    if server is None:
+        draft.assumed.append(
+            "the command of the server is not in the script: with multi_turn_scheduler or use_gym_env the original goes"
+            " on for several turns, and here a rollout is one completion"
+        )
     for name in ("multi_turn_scheduler", "use_gym_env"):
         if str(given.get(name, "false")).lower() not in ("false", "none", ""):
             draft.assumed.append(

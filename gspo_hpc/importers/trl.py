@@ -15,7 +15,7 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
-from gspo_hpc.importers.objective import bonuses, corrections, loss_types, unsloth
+from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, unsloth
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
@@ -83,7 +83,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         draft.number("beta", 0.0) or 0.0,
     )
     level = draft.text("importance_sampling_level") or "token"
-    _shared_updates(draft, size * nodes * each, accumulated)
+    rollouts.shared(draft, size * nodes * each, accumulated)
     bonuses.unbiased(draft, level)
     corrections.of_trl(draft, level)
     kinds = ("sum_then_normalize", "normalize_then_sum")
@@ -225,22 +225,6 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
     return update
 
 
-def _shared_updates(draft: Draft, micro: int, accumulated: int) -> None:
-    """Tell how TRL divides a rollout among its updates; `micro`: completions of a micro-batch of all processes."""
-    rollout = draft.whole("generation_batch_size")
-    count = draft.whole("steps_per_generation") or (max(1, rollout // micro) if rollout else accumulated)
-    loss, ratio = draft.text("loss_type") or "dapo", count / accumulated
-    if ratio > 1:
-        draft.differs.append("TRL shuffles completions among the updates of a rollout, which have whole groups here")
-    by_token = (draft.text("importance_sampling_level") or "token") == "token"
-    if ratio != 1 and by_token and loss in ("dapo", "cispo"):
-        times = f"1/{ratio:g} of" if ratio > 1 else f"{1 / ratio:g} times"
-        draft.differs.append(
-            f"loss_type {loss} divides an update by all tokens of its rollout in TRL, and by its own here: there the "
-            f"loss is about {times} the mean, before clipping"
-        )
-
-
 def _revision(draft: Draft) -> None:
     """Put the commit or branch of a model on the hub beside its name."""
     name, path = "model_revision", str(draft.settings.get("model.path", ("",))[0])
@@ -295,6 +279,8 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
         draft.put("run.max_steps", whole, comment=text, of=(name,))
     else:
         parts.epochs(draft, name, epochs)
+        if epochs > 1:
+            rollouts.dropped(draft)
         if draft.given("max_steps"):
             draft.drop("max_steps", f"{name} decides where it is 0 or -1")
     rate = draft.number("learning_rate", rate) or 0.0

@@ -270,6 +270,8 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
         whole = max(1, rows // drawn * epochs * updates)
         text = f"{most}{epochs} epochs of {rows} // {drawn} rollouts x {made}, before total_training_steps {steps}"
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs", _STEPS))
+        text = f"{draft.label(_STEPS)} is what the learning rate decays over there, and run.max_steps here"
+        draft.differs.append(f"{text}; the run ends before, after its epochs")
     elif steps is not None:
         whole = steps * updates
         draft.put("run.max_steps", whole, comment=f"total_training_steps {steps} x {made}", of=(_STEPS,))

@@ -15,7 +15,12 @@ def tell(draft: Draft, megatron: bool, updates: int) -> None:
         _bound(draft)
     _rate(draft, updates)
     if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
-        draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP, and not here")
+        draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP and VeOmni, and not here")
+    if updates > draft.settings.get("batch.num_iterations", (1,))[0] and draft.switch("trainer.balance_batch", True):
+        draft.differs.append(
+            "verl orders a rollout by length over its ranks before it cuts it into updates (trainer.balance_batch), so "
+            "that these hold parts of groups; here each has whole groups, in the order of the prompts"
+        )
 
 
 def _earlier(draft: Draft, megatron: bool) -> None:

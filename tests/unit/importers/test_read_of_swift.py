@@ -67,3 +67,9 @@ def test_the_bound_of_the_divergence_is_told() -> None:
     word = "a token's estimate of the divergence is 10 at most there"
     assert told(convert(f"{RUN} --model m", gpus=1), word)
     assert not told(convert(f"{RUN} --model m --beta 0", gpus=1), word)
+
+
+def test_a_server_whose_command_is_not_at_hand_may_have_turns() -> None:
+    server = "--use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1"
+    assert told(convert(f"{RUN} --model m {server}", gpus=1), "with multi_turn_scheduler or use_gym_env the original")
+    assert not told(convert(f"{RUN} --model m --use_vllm true", gpus=1), "with multi_turn_scheduler or use_gym_env")

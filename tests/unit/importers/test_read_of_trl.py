@@ -98,3 +98,19 @@ def test_a_config_that_only_filters_rows_is_refused() -> None:
 def test_a_project_is_that_of_trackio_and_one_that_is_not_known_is_not_written() -> None:
     assert of("--project mine").config.tracking.project == "mine"
     assert of("--project $NAME").config.tracking == of().config.tracking
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--gradient_accumulation_steps 4 --num_train_epochs 3", True),
+        ("--gradient_accumulation_steps 4", False),
+        ("--gradient_accumulation_steps 4 --num_train_epochs 1", False),
+        ("--num_train_epochs 3", False),
+    ],
+)
+def test_prompts_that_an_epoch_drops_are_told(words: str, notes: bool) -> None:
+    """With one prompt in a rollout there are none; with max_steps the epochs do not matter."""
+    start = TRL.replace("--max_steps 100 ", "") if "epochs" in words else TRL
+    found = convert(f"{start} {words}", gpus=1)
+    assert bool(told(found.differs, "drops the last prompts where they fill no rollout")) is notes

@@ -146,3 +146,24 @@ def test_the_bound_of_the_divergence_is_told() -> None:
     word = "low_var_kl: a token's estimate of the divergence is 10 at most there"
     assert told(of(f"{ACTOR}.use_kl_loss=True"), word) and not told(of(), word)
     assert not told(of(f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=mse"), word)
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("", True),
+        ("trainer.balance_batch=True", True),
+        ("trainer.balance_batch=False", False),
+        (f"{ACTOR}.ppo_mini_batch_size=64", False),
+        (f"{ACTOR}.ppo_mini_batch_size=64 {ACTOR}.ppo_epochs=2", False),
+    ],
+)
+def test_updates_that_hold_parts_of_groups_are_told(words: str, notes: bool) -> None:
+    """One update has all of its rollout, in whatever order."""
+    assert told(of(words), "orders a rollout by length over its ranks") is notes
+
+
+def test_a_schedule_that_the_end_of_the_epochs_cuts_off_is_told() -> None:
+    words = "trainer.total_training_steps=500 trainer.total_epochs=5"
+    assert told(of(words, rows=2101), "is what the learning rate decays over there")
+    assert not told(of(words, rows=10**6), "is what the learning rate decays over there")
