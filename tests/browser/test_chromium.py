@@ -20,7 +20,7 @@ def first(tmp_path: Path) -> Path:
 
 
 def test_a_page_that_leaves_while_it_is_asked_is_asked_again(first: Path, tab: Tab) -> None:
-    """Whether an expression is true of the next page; without it, an answer that never comes is an error."""
+    """An expression is asked of the next page; asked once, its answer never comes, which is an error."""
     tab.show(first)
     with pytest.raises(Navigated):
         tab.run(LEAVE)

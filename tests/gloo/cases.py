@@ -646,7 +646,7 @@ def roundtrip(model: str, world: int, folder: str, **sections: Any) -> Arrays:
 
 
 def short_of_disk(model: str, world: int, folder: str, **sections: Any) -> Arrays:
-    """What saves say where one rank's disk fills up while others need its pieces; see :mod:`tests.gloo.saves`."""
+    """Errors of saves where one rank's disk fills up while others need its pieces; see :mod:`tests.gloo.saves`."""
     shared_optimizer.SAVE_TRANSIT_BYTES = 10_000
     settings = config(model, world, **sections)
     made, ranks = policy(settings)

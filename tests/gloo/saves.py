@@ -49,7 +49,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def short_of_disk(made: Policy, staging: Callable[[], Path]) -> dict[str, np.ndarray]:
-    """What the save of each rank says where rank 1's disk fills up in the middle of it, and of the next one."""
+    """Errors of each rank's save where rank 1's disk fills up in the middle of it, and of the next one."""
     write, writes = direct_io.Writer.write, 0
 
     def full(self: direct_io.Writer, content: Any) -> int:

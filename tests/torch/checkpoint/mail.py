@@ -13,7 +13,7 @@ import torch
 
 
 class Mail:
-    """What is sent waits until its receiver asks for it, in the order in which it was sent."""
+    """Messages wait until their receiver asks for them, in the order in which they were sent."""
 
     isend, irecv = "isend", "irecv"
 

@@ -55,7 +55,7 @@ class Optimizer:
             self.truth |= {(index, key): torch.rand(shape) for key in KEYS}
 
     def of(self, rank: int) -> Any:
-        """What this rank has of it."""
+        """The part that this rank has."""
         me = self.ranks.index(rank)
 
         def held(parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What readers of conversions of ms-swift's own examples found, argument by argument (seconds)."""
+"""Differences that readers of conversions of ms-swift's own examples found, argument by argument (seconds)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers of conversions of TRL's own examples and open-r1's recipes found, argument by argument (seconds)."""
+"""Differences that readers of conversions of TRL's examples and open-r1's recipes found, by argument (seconds)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers of conversions of verl's own examples and recipes found, argument by argument (seconds)."""
+"""Differences that readers of conversions of verl's examples and recipes found, argument by argument (seconds)."""
 
 from __future__ import annotations
 

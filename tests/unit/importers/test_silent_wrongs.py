@@ -367,7 +367,7 @@ def test_turns_of_trl_are_told_loudly(given: str) -> None:
 
 @pytest.mark.parametrize("made", ["dict(num_generations=4, beta=0.1)", "load('a.yaml')"])
 def test_a_file_that_shows_no_argument_of_its_config_is_refused(made: str) -> None:
-    """What may change before the config is made is not known, and defaults would stand for all of it."""
+    """Arguments that may change before the config is made are not known: defaults would stand for all of them."""
     head = f"from trl import GRPOConfig, GRPOTrainer\nmore = {made}\nif wanted():\n    more['beta'] = 0.2\n"
     tail = "GRPOTrainer('m/m', [f], args, ds).train()\n"
     with pytest.raises(ValueError, match=r"line 5: GRPOConfig\(\*\*more\): the arguments of its GRPOConfig"):
@@ -377,7 +377,7 @@ def test_a_file_that_shows_no_argument_of_its_config_is_refused(made: str) -> No
 
 
 def test_a_value_that_is_not_known_counts_only_where_a_value_counts() -> None:
-    """Where a profiler writes has no counterpart, whatever it is."""
+    """The folder of a profiler has no counterpart, whatever it is."""
     found = convert(f"{VERL} trainer.npu_profile.options.save_path=$HOME/profile trainer.total_epochs=$EPOCHS")
     assert found.open == ("trainer.total_epochs=$EPOCHS",)
     assert not any("save_path" in line for line in found.assumed)

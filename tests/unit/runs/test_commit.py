@@ -324,7 +324,7 @@ def test_retain_works_beside_what_a_kill_left_of_another(tmp_path: Path) -> None
 def test_a_checkpoint_that_is_being_deleted_has_not_the_name_of_one_that_is_being_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill in the deletion leaves is no checkpoint, and a save of the same step has its folder to itself."""
+    """A kill in the deletion leaves no checkpoint, and a save of the same step has its folder to itself."""
     for step in (10, 20):
         save(tmp_path, step)
     monkeypatch.setattr(commits, "remove_tree", lambda path: None)

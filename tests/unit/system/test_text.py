@@ -54,7 +54,7 @@ def test_the_last_traceback_ends_with_its_error() -> None:
 
 
 def test_a_child_that_was_being_started_as_its_parent_was_killed_is_no_error() -> None:
-    """By a supervisor that ends a hanging rank, for one, which was about to replace a process of its rewards."""
+    """A supervisor ends a hanging rank, for one, that was about to replace a process of its rewards."""
     spawned = (
         'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "s.py", line 1, in {}\n{}\n'
     )
