@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from gspo_hpc.importers.draft import Draft
 
-# What says how many prompts a rollout has, with its value where it is not given.
-_ROLLOUT = {"generation_batch_size": None, "global_batch_size": None, "steps_per_generation": 1, "num_generations": 8}
-
 
 def shared(draft: Draft, micro: int, accumulated: int) -> None:
     """Tell how TRL divides a rollout among its updates; `micro`: completions of a micro-batch of all processes."""
@@ -26,9 +23,11 @@ def shared(draft: Draft, micro: int, accumulated: int) -> None:
 
 def dropped(draft: Draft) -> None:
     """Tell what becomes of prompts at the end of an epoch."""
-    size = {key: draft.settings.get(f"batch.{key}", (usual,))[0] for key, usual in _ROLLOUT.items()}
-    made = size["generation_batch_size"] or (size["global_batch_size"] or 0) * size["steps_per_generation"]
-    if made > size["num_generations"]:
+    settings = draft.settings
+    group = int(settings.get("batch.num_generations", (8,))[0])
+    updates = settings.get("batch.steps_per_generation", (1,))[0]
+    made = settings.get("batch.generation_batch_size") or (int(settings["batch.global_batch_size"][0]) * int(updates),)
+    if int(made[0]) > group:
         draft.differs.append(
             f"an epoch of {draft.source.project} drops the last prompts where they fill no rollout; here they go into "
             "the next"
