@@ -80,9 +80,9 @@ class HostBuffer:
 class CudaBuffer:
     """GPU memory that exists during an update only: workers on the same GPU map it, and unmap it when the update ends.
 
-    It has not been run on a GPU yet. Every export is counted: torch frees memory once the worker reports that it has
-    unmapped it. An export is mapped once and unmapped once, which keeps that count right in every version of vLLM; if
-    the worker died before it said so, this side corrects the count.
+    Every export is counted: torch frees memory once the worker reports that it has unmapped it. An export is mapped
+    once and unmapped once, which keeps that count right in every version of vLLM; if the worker died before it said so,
+    this side corrects the count.
     """
 
     def __init__(self) -> None:

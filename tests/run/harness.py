@@ -39,6 +39,7 @@ OVERRIDES = (
     "tracking.samples=64",
 )
 RECORDED = ("tracking.record_interval=1", "tracking.record_groups=3")  # samples of every step, token by token
+PLANTED = Path(__file__).parent / "planted"
 
 
 def command(config: Path, run_dir: Path, *overrides: str) -> list[str]:
@@ -50,6 +51,12 @@ def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen
     """The command in a session of its own, output to a file. `variables`: more of its environment."""
     own = environment() | variables
     return subprocess.Popen(arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=own)
+
+
+def planted(what: str, note: Path) -> dict[str, str]:
+    """Variables with which rank 1 of the first attempt has this planted; it makes the file `note` when it fails."""
+    assert (PLANTED / "sitecustomize.py").exists()
+    return {"PYTHONPATH": str(PLANTED), "GSPO_HPC_TEST_PLANTED": what, "GSPO_HPC_TEST_PLANTED_NOTE": str(note)}
 
 
 def environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ and a save whose ranks wait for the pieces of one that was killed, or that leave
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from gspo_hpc.runs import commit
 from gspo_hpc.system import processes
 from tests.run import harness
 
-PLANTED = Path(__file__).parent / "planted"
-
 
 def attempt(run_dir: Path, log: Path, command: list[str], planted: str) -> dict[str, Any]:
-    """How the first attempt ends with this planted in rank 1; nothing of it is left."""
-    process = harness.start(command, log, PYTHONPATH=str(PLANTED), GSPO_HPC_TEST_PLANTED=planted)
+    """How the first attempt ends with this planted in rank 1: within 30 seconds, and nothing of it is left."""
+    note = log.with_name("planted")
+    process = harness.start(command, log, **harness.planted(planted, note))
     assert harness.finish(process, log, 120) == 1
+    assert time.time() - note.stat().st_mtime < 30.0
     assert processes.marked(harness.run_id(run_dir)) == []
     found: dict[str, Any] = json.loads((run_dir / "attempts/0001/attempt.json").read_text())
     assert found["reason"] == "failed" and found["detail"] in log.read_text()

@@ -96,11 +96,11 @@ def test_preempted_without_grace_and_a_lost_node(cluster: Cluster, submit: Submi
 
 
 @pytest.mark.timeout(300)
-def test_a_crash_loop_ends(submit: Submit) -> None:
+def test_a_crash_loop_ends(submit: Submit, tmp_path: Path) -> None:
     """An error, and then process groups that never end; a killed supervisor; a killed rank: without progress all count
     alike, and the run is given up, with the reason, and the nodes are free."""
-    planted = Path(runs.__file__).parent / "planted"
-    run = submit("faults.max_restarts=2", shell={"PYTHONPATH": str(planted), "GSPO_HPC_TEST_PLANTED": "error"})
+    note = tmp_path / "planted"
+    run = submit("faults.max_restarts=2", shell=runs.planted("error", note))
     run.wait_for("a start after the error", lambda: len(run.attempts()) == 2 and 0 in run.workers())
     os.kill(run.supervisor(), signal.SIGKILL)
     run.wait_for("a start after the supervisor", lambda: len(run.attempts()) == 3 and 0 in run.workers())
@@ -112,6 +112,7 @@ def test_a_crash_loop_ends(submit: Submit) -> None:
     first, second, third = run.attempts()
     assert {record["reason"] for record in (first, second, third)} == {"failed"}
     assert first["detail"].startswith("rank 1 on n") and first["detail"].endswith(": RuntimeError: the planted one")
+    assert datetime.fromisoformat(first["ended"]).timestamp() - note.stat().st_mtime < 30.0
     assert second["detail"].startswith("signal 9 ended the supervisor on n"), second
     told = run.command("status", str(run.run_dir)).stdout
     assert "failed" in told and "rank 0 on" in told, told

@@ -4,6 +4,8 @@
 other ranks never join. Here the store of the job is asked for what nobody ever tells.
 
 "exchange": rank 1 is killed in a save, when it is to send its pieces of an optimizer's state that ranks share.
+
+When it happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made.
 """
 
 from __future__ import annotations
@@ -13,8 +15,14 @@ import importlib.util
 import os
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+
+def note() -> None:
+    """Leave a mark of the moment."""
+    Path(os.environ["GSPO_HPC_TEST_PLANTED_NOTE"]).touch()
 
 
 def failing(job: Any) -> None:
@@ -26,6 +34,7 @@ def failing(job: Any) -> None:
         store().wait(["what nobody tells"], datetime.timedelta(hours=1))
 
     def fail(*arguments: object, **named: object) -> NoReturn:
+        note()
         raise RuntimeError("the planted one")
 
     job.stop = never
@@ -34,7 +43,12 @@ def failing(job: Any) -> None:
 
 def dying(shared_optimizer: Any) -> None:
     """Change the module that brings an optimizer's state together."""
-    shared_optimizer._exchange_batch = lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL)
+
+    def die(*arguments: object, **named: object) -> None:
+        note()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shared_optimizer._exchange_batch = die
 
 
 PLANTED = {

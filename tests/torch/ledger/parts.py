@@ -78,6 +78,7 @@ class Job:
     syncs: int = 0  # of rank 0's engines
     groups: dict[int, Any] = field(default_factory=dict)  # of the rollout in which the job ended, by rank
     noted: bool = False  # whether a pass for old log-probs has noted choices of experts
+    stopped_in: str = ""  # the phase in which the script has stopped it
 
     def parts(self, phase: str) -> dict[str, int]:
         """Return the parts of a phase of the plan."""
@@ -599,6 +600,7 @@ class LedgerWorker(RolloutWorker):
                 self._die()
             self._check_awake()
         if event == "stop":
+            job.stopped_in = phase
             if engine is not None:
                 engine.abort()
             raise Interrupted
