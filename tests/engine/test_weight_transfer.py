@@ -146,17 +146,34 @@ class Threads:
         return Peers()
 
 
+class Told(HostBuffer):
+    """Memory that notes whether the worker is said to have unmapped it, each time that it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unmapped: list[bool] = []
+
+    def release_unused(self, *, unmapped: bool) -> None:
+        self.unmapped.append(unmapped)
+        super().release_unused(unmapped=unmapped)
+
+
 @pytest.mark.parametrize("fails", ["", "begin", "post", "wait_loaded", "finish", "nobody"])
 def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) -> None:
-    """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before."""
+    """No rank overwrites what a worker still reads; all come to the end where the engine fails, or is dead before.
+
+    All learn from the owner whether workers have unmapped the memory: who counts that for one that lives counts twice.
+    """
     threads, workers = Threads(3), Workers(3, fails)
     sizes = [[5, 7], [300], [1], [40, 40], [2000], [3, 3], [60]]
     streams = [random_stream(sizes) for _ in range(3)]
     errors: list[Exception] = []
     ended: list[int] = []
+    told = [Told() for _ in range(3)]
 
     def rank(place: int) -> None:
         sender = WeightSender("cpu", 3, 1024, threads.of(place))
+        sender._buffer = told[place]
         try:
             sender.send(streams[place][1], workers if place == 0 and fails != "nobody" else None)
         except RuntimeError as error:
@@ -170,6 +187,8 @@ def test_every_rank_of_an_engine_fills_the_memory_of_its_own_worker(fails: str) 
     for one in running:
         one.join(20)
     assert sorted(ended) == [0, 1, 2]
+    assert told[0].unmapped == told[1].unmapped == told[2].unmapped
+    assert told[0].unmapped[-1] == (fails in ("", "finish"))
     assert workers.calls.count("kill") == len(errors) and (not errors or workers.calls[-2:] == [fails, "kill"])
     assert [str(error) for error in errors] == ([f"planted in {fails}"] if fails not in ("", "nobody") else [])
     if not fails:
