@@ -16,6 +16,7 @@ import torch
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.offload import OffloadBuffer
+from gspo_hpc.policy.policy import Policy
 
 GIVEN_BACK = ["free workspaces", "empty cache"]  # in this order: the second returns what the first has freed
 
@@ -88,7 +89,28 @@ def test_an_engine_gets_what_torch_keeps_also_where_nothing_is_offloaded(
         raw["rollout"] |= {"engines_per_node": 1}
     events: list[str] = []
     note_what_is_given_back(monkeypatch, events)
-    ranks = SimpleNamespace(device=torch.device("cuda", 0), world_size=1)
+    monkeypatch.setattr(offload, "barrier", lambda device: events.append("wait for all"))
+    ranks = SimpleNamespace(device=torch.device("cuda", 0), world_size=2)
     policy: Any = SimpleNamespace(config=from_dict(raw), ranks=ranks)
     offload.leave_to_engines(policy)
-    assert events == expected
+    assert events == [*expected, "wait for all"], "an engine on several GPUs wakes when all ranks have come here"
+
+
+def test_a_save_under_way_has_its_copy_before_the_state_leaves() -> None:
+    """It would be written from storages that are empty, or hold what an engine has written there."""
+    events: list[str] = []
+
+    def buffer(name: str) -> Any:
+        return SimpleNamespace(is_offloaded=False, offload=lambda *tensors: events.append(name) or 0)
+
+    policy: Any = SimpleNamespace(
+        config=from_dict({}),
+        before_change=lambda: events.append("copied"),
+        parameters=lambda: iter(()),
+        gradient_offload=buffer("gradients"),
+        weight_offload=buffer("weights"),
+        _offload_state=lambda: events.append("optimizer") or 0,
+        _gradient_buffers=list,
+    )
+    Policy.offload(policy)
+    assert events == ["copied", "optimizer", "gradients", "weights"]
