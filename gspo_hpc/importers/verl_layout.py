@@ -17,7 +17,7 @@ _OFFLOADED = {"weights": "param", "gradients": "grad", "optimizer": "optimizer"}
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"  # of transformers, read with FSDP
 _KERNELS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "eager": "unfused"}
 # Models whose bridges to Megatron have it move the bias of routers.
-_BALANCED_BY_BIAS = re.compile(r"(?i)deepseek[-_]?v3|moonlight|nemotron|kimi-k2")
+_BALANCED_BY_BIAS = re.compile(r"(?i)deepseek[-_]?(?:v3|r1(?!.*distill))|dsv3|dspk|671b|moonlight|nemotron|kimi-k2")
 _PLAIN = ("model_engine",)  # without a dot, and no choice of a file of settings
 _SIZES = (
     "tensor_model_parallel_size",
@@ -184,7 +184,8 @@ def _dtype(draft: Draft, megatron: bool) -> None:
 def _transformer(draft: Draft) -> None:
     """Put the settings that verl passes to Megatron-Core unchanged."""
     rate = f"{_TRANSFORMER}.moe_router_bias_update_rate"
-    if _BALANCED_BY_BIAS.search(draft.text("actor_rollout_ref.model.path") or "") and draft.number(rate, 0.001):
+    names = (draft.text(name) or "" for name in ("actor_rollout_ref.model.path", "trainer.experiment_name"))
+    if any(map(_BALANCED_BY_BIAS.search, names)) and draft.number(rate, 0.001):
         draft.differs.append(
             "the bias of this model's routers moves with every update there (moe_router_bias_update_rate 0.001, unless "
             "it is given), and stays as it is here"

@@ -15,6 +15,7 @@ from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
 from gspo_hpc.importers.scripts.places import find_file, plain_path, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
+from gspo_hpc.importers.texts.constants import is_code
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
 from gspo_hpc.importers.typos import misspelt
@@ -290,7 +291,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
         return found
     values = {**run.defaults, **found.values, **run.changed}
     notes = list(found.notes)
-    if names := [name for name in run.changed if found.values.get(name) != run.changed[name]]:
+    if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
     if run.doubts:
         text = "which may set any argument: those that are not given have their defaults here"

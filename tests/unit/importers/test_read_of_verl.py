@@ -111,6 +111,11 @@ def test_the_first_loss_scale_is_that_of_verls_megatron() -> None:
     [
         (f"{MODEL}.path=deepseek-ai/DeepSeek-V3", True),
         (f"{MODEL}.path=moonshotai/Moonlight-16B-A3B", True),
+        (f"{MODEL}.path=/models/dsv3", True),
+        (f"{MODEL}.path=deepseek-ai/DeepSeek-R1", True),
+        (f"{MODEL}.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-7B trainer.experiment_name=deepseek671b", True),
+        (f"{MODEL}.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", False),
+        (f"{MODEL}.path=/models/DeepSeek-V2", False),
         (
             f"{MODEL}.path=deepseek-ai/DeepSeek-V3 "
             f"+{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate=0",
