@@ -90,6 +90,16 @@ def of_base(draft: Draft) -> None:
     )
 
 
+def of_ray(draft: Draft, response: int) -> None:
+    """Tell what Megatron-SWIFT's trainer with Ray does to long sequences; `response`: the longest completion."""
+    with_ray = any(map(draft.given, ("train.gpus", "rollout.gpus", "colocate_groups")))
+    if with_ray and draft.source.project != "ms-swift" and draft.given("max_length"):
+        draft.differs.append(
+            f"{draft.label('max_length')}: with Ray it also cuts prompt and completion (of up to {response}) together, "
+            "from the left before they are trained on; here it bounds the prompt"
+        )
+
+
 def turns_of(draft: Draft, server: Command | None) -> None:
     """Tell that the command of a server, which decides it there, makes a rollout one of several turns."""
     given = {} if server is None else options(server.words)[0]

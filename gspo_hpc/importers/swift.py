@@ -296,6 +296,8 @@ def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:
     """Put the adapters of a tuner; only LoRA's have a counterpart. `rate`: of learning, with its default."""
     if kind == "lora":
         adapters.put(draft, "tuner_type", _LORA)
+        if draft.source.project != "ms-swift":  # Megatron-SWIFT
+            draft.differs.append(f"adapters of Megatron's linear_qkv and linear_fc1 have {adapters.ONE_FIRST}")
         if is_unset(draft.values.get("adapters")):
             draft.sure("adapters", "")  # reports it
         elif draft.given("adapters") and len(found := draft.texts("adapters")) == 1:
@@ -335,6 +337,7 @@ def generation(draft: Draft) -> None:
             draft.put("data.system_prompt", system, "system")
     prompt_texts.thinking(draft)
     prompt_texts.of_base(draft)
+    prompt_texts.of_ray(draft, response)
     parts.rewards(draft, "reward_funcs", "reward_weights")
     if not any(name in draft.values for name in ("reward_funcs", "reward_model", "reward_model_plugin")):
         draft.assumed.append(

@@ -158,7 +158,8 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     for more in lists:  # a command broken in two by a comment or a line without its backslash
         first = next(iter(more.values), "")
         line = (
-            f"{first} and what follows stand apart from the command: taken as part of it; a \\ is missing before them"
+            f"{first} and what follows stand apart from the command: taken as part of it; a comment, or a line without "
+            "its \\, ends it before them, so that bash does not pass them"
         )
         found = found._replace(
             values=found.values | more.values, notes=(*found.notes, line), left={**found.left, **more.left}

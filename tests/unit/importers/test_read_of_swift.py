@@ -73,3 +73,20 @@ def test_a_server_whose_command_is_not_at_hand_may_have_turns() -> None:
     server = "--use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1"
     assert told(convert(f"{RUN} --model m {server}", gpus=1), "with multi_turn_scheduler or use_gym_env the original")
     assert not told(convert(f"{RUN} --model m --use_vllm true", gpus=1), "with multi_turn_scheduler or use_gym_env")
+
+
+def test_adapters_of_megatron_share_a_first_matrix() -> None:
+    megatron = "megatron rlhf --rlhf_type grpo --num_generations 4 --global_batch_size 16 --reward_funcs a --model m"
+    word = "have one first matrix for all of its layers there"
+    assert told(convert(f"{megatron} --tuner_type lora", gpus=1), word)
+    assert not told(convert(f"{megatron} --tuner_type full", gpus=1), word)
+    assert not told(convert(f"{RUN} --model m --tuner_type lora", gpus=1), word)
+
+
+def test_the_length_of_a_run_with_ray_cuts_what_is_trained_on() -> None:
+    run = (
+        "rlhf_type: grpo\nmodel: m\nnum_generations: 4\nglobal_batch_size: 16\nmicro_batch_size: 1\nmax_length: 4096\n"
+    )
+    word = "with Ray it also cuts prompt and completion"
+    assert told(convert(f"{run}train:\n  gpus: 4\nrollout:\n  gpus: 4\n", "swift", name="a.yaml"), word)
+    assert not told(convert(run, "swift", name="a.yaml", gpus=1), word)
