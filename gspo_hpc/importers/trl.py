@@ -183,13 +183,12 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
         if rollout % micro:
             text = f"must be divisible by per_device_train_batch_size ({size}) x processes ({processes}) = {micro}"
             draft.wrong("generation_batch_size", text)
-        count = max(1, rollout // micro)
-    count = count or accumulated
+    count = rollouts.micro_batches(draft, micro, accumulated)
     draft.put("batch.micro_batch_size", size, "per_device_train_batch_size")
     text = f"{size} per device x {processes} processes x {accumulated} accumulated"
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
     draft.put("batch.global_batch_size", update, comment=text, of=sizes)
-    rollouts = (*sizes, "steps_per_generation", "generation_batch_size")
+    sources = (*sizes, "steps_per_generation", "generation_batch_size")
     draft.put("batch.num_generations", group, "num_generations")
     draft.put("batch.num_iterations", passes, "num_iterations")
     if count % accumulated == 0:
@@ -198,7 +197,7 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
             update,
             count * micro,
             f"{count} micro-batches in {project}, {accumulated} of them an update",
-            rollouts,
+            sources,
         )
     elif accumulated % count == 0 and passes == 1 and count * micro % group:
         name = "steps_per_generation" if draft.given("steps_per_generation") else "generation_batch_size"
@@ -207,7 +206,7 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
         )
     elif accumulated % count == 0 and passes == 1:
         text = f"{accumulated // count} rollouts of one update in {project}"
-        draft.put("batch.steps_per_generation", 1, comment=text, of=rollouts)
+        draft.put("batch.steps_per_generation", 1, comment=text, of=sources)
         text = f"an update is made of {accumulated // count} rollouts in {project}, all sampled by the same weights"
         draft.differs.append(f"{text}; here it is made of one")
     else:

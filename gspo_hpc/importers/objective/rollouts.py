@@ -5,11 +5,15 @@ from __future__ import annotations
 from gspo_hpc.importers.draft import Draft
 
 
+def micro_batches(draft: Draft, micro: int, accumulated: int) -> int:
+    """Return the micro-batches of a rollout: of `micro` completions each, of which `accumulated` make an update."""
+    rollout = draft.whole("generation_batch_size")
+    return draft.whole("steps_per_generation") or (max(1, rollout // micro) if rollout else accumulated)
+
+
 def shared(draft: Draft, micro: int, accumulated: int) -> None:
     """Tell how TRL divides a rollout among its updates; `micro`: completions of a micro-batch of all processes."""
-    rollout = draft.whole("generation_batch_size")
-    count = draft.whole("steps_per_generation") or (max(1, rollout // micro) if rollout else accumulated)
-    loss, ratio = draft.text("loss_type") or "dapo", count / accumulated
+    loss, ratio = draft.text("loss_type") or "dapo", micro_batches(draft, micro, accumulated) / accumulated
     if ratio > 1:
         draft.differs.append("TRL shuffles completions among the updates of a rollout, which have whole groups here")
     by_token = (draft.text("importance_sampling_level") or "token") == "token"

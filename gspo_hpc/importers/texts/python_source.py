@@ -125,9 +125,8 @@ def read(text: str) -> PythonRun:
     for name, value in _told(given).items():
         values.setdefault(name, value)
     name = called(config) if made else _CONFIG
-    if whole and all(
-        name.startswith("*") and is_code(value) for name, value in whole.items()
-    ):  # nothing is known of it
+    # Nothing of it is known, and the defaults would stand for all of it.
+    if whole and all(name.startswith("*") and is_code(value) for name, value in whole.items()):
         return PythonRun({}, False, imports, name, unread=f"line {config.lineno}: {shown(config)}")
     return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left)
 
