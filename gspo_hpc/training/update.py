@@ -233,8 +233,12 @@ def with_old_logprobs(
         found = with_selected_tokens(found, passed.entropies, config, policy.ranks.exchange)
     if not record:
         return found
-    experts = {key: chosen for key, chosen in passed.experts.items() if key[0] in slots}
-    found = with_values(found, experts, lambda c, v: replace(c, experts=v))
+    return with_experts(found, {key: chosen for key, chosen in passed.experts.items() if key[0] in slots})
+
+
+def with_experts(groups: ShardedGroups, experts: Mapping[Key, Experts]) -> ShardedGroups:
+    """Return the groups with experts [tokens, layers, top_k] that updates repeat; those of a prompt at (slot, -1)."""
+    found = with_values(groups, experts, lambda c, v: replace(c, experts=v))
     own = {slot: replace(g, prompt_experts=experts.get((slot, -1), g.prompt_experts)) for slot, g in found.own.items()}
     return found.with_own(own)
 
