@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.ops.weight_parts import stream_of
 from gspo_hpc.planning.estimates.memory import ENGINE
+from gspo_hpc.planning.estimates.phases import HEADROOM
 
 from .. import engines, measure, models
 from ..environment import Environment
@@ -46,13 +48,16 @@ class Passage:
             idle,
         )
         self._prompts = engines.requests(env, model, 8)
+        # vLLM measures its share of the card as it starts; these tell what takes more than that later on.
+        self._memory("started", None)
         self._before = self._tokens()
+        self._memory("after completions", None)
         self._logprobs = self._probe()
 
     def run(self) -> None:
         """Generate twice, sleep at level 1 and wake in two stages, then the same at level 2 with new weights."""
         self._compare("generated again")
-        self._memory("awake", None)
+        self._memory("awake", self._planned())
         self._timed("sleep at level 1", lambda: self._engine.sleep(1))
         self._memory("asleep at level 1", ENGINE)
         self._timed("wake-up of the weights", lambda: self._engine.wake_up(["weights"]))
@@ -101,8 +106,13 @@ class Passage:
         work()
         self._record.figure(what, f"{time.perf_counter() - began:.2f} s")
 
+    def _planned(self) -> int:
+        """Return the share of the card that a plan gives an engine, and the headroom that it asks for beside it."""
+        card = torch.cuda.mem_get_info()[1] if self._env.cuda else 0
+        return int(card * (engines.SHARE + HEADROOM))
+
     def _memory(self, when: str, limit: int | None) -> None:
-        """Record what the engine has of the GPU; asleep it is at most what the plan leaves it, and the buckets."""
+        """Record what the engine has of the GPU, at most a limit and the buckets of a weight sync."""
         what = f"{when}: taken of the GPU"
         if not self._env.cuda:
             self._record.no_meaning(what)

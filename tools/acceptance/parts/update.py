@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.training import update as updates
@@ -52,6 +54,7 @@ def run(env: Environment, record: Recorder) -> None:
         flops = sum(counts.flops for counts in monitor.counts.values()) / env.sizes.repeats
         _speed(env, record, phase, flops / seconds, seconds, device)
         _memory(env, record, phase, device.peak_memory(), planned(env, settings))
+    _beside(env, record, planned(env, settings)["update"]["cuda_and_nccl"])
     device.close()
     _trace(env, record, works["update"])
 
@@ -80,6 +83,16 @@ def _memory(env: Environment, record: Recorder, phase: str, peak: int, phases: d
     figure = f"{peak / 2**30:.2f} GiB, {ratio:.3f} of the plan ({told})"
     bound = f"the plan +- {100 * OFF_PLAN:g}%"
     record.check(f"{phase}: memory at the peak", figure, bound, abs(ratio - 1.0) <= OFF_PLAN, gpu_only=True)
+
+
+def _beside(env: Environment, record: Recorder, limit: int) -> None:
+    """Compare what the card holds beside torch's allocator, CUDA's context and libraries, with the plan's figure."""
+    what = "taken of the GPU beside torch's allocator"
+    if not env.cuda:
+        record.no_meaning(what)
+        return
+    size = measure.memory_used(env) - torch.cuda.memory_reserved()
+    record.at_most(what, size / 2**30, limit / 2**30, " GiB")
 
 
 def _trace(env: Environment, record: Recorder, work: Callable[[], object]) -> None:
