@@ -25,7 +25,9 @@ REASONS = {
     "Needs a cluster": r"submit|sbatch|squeue|sacct|scontrol|--nodes|local_cluster|nft |SHARED=",
     "Needs a GPU": r"vllm==|gpu_acceptance|nvidia-smi",
     "Needs the internet": r"pip3? |uv |buildah build|hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
-    "Takes minutes": r"gspo-hpc (train|eval|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm",
+    "Takes minutes": (
+        r"gspo-hpc (try|train|eval|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm"
+    ),
 }
 SHELL = ("bash", "sh", "shell", "console")
 # Exit codes by which commands say something of what they looked at: a check that failed, a config that lacks settings.

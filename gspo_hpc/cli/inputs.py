@@ -53,6 +53,22 @@ def require_path(path: Path, what: str) -> None:
         raise ValueError(f"{path}: no such {what}{hint}")
 
 
+def find_target(path: Path) -> Path:
+    """Return the config, the directory of a run or the folder of a model that a command samples from.
+
+    `path` may be the name of a preset. Raises ValueError for everything else.
+    """
+    if not path.exists():
+        with suppress(ValueError):
+            path = Path(find_config(str(path)))
+    require_path(path, "config, run directory or model folder")
+    if path.is_dir() and not any((path / name).exists() for name in ("run.json", "config.json")):
+        raise ValueError(
+            f"{path}: neither a run directory (it has no run.json) nor the folder of a model (no config.json)"
+        )
+    return path
+
+
 def print_warnings(config: Config) -> None:
     """Print to standard error what is legal in a config and still hardly meant.
 

@@ -30,6 +30,7 @@ FOLDERS = {  # of commands/, each with its commands and their one line of help
         "completion": "print a completion script for a shell",
     },
     "runs": {
+        "try": "sample a few prompts and grade them, before training",
         "train": "train on this machine",
         "submit": "train on a Slurm cluster",
         "status": "show the state of runs",
@@ -42,6 +43,7 @@ FOLDERS = {  # of commands/, each with its commands and their one line of help
         "diagnose": "explain what is wrong or slow in a run",
     },
 }
+MODULES = {"try": "try_out"}  # of commands that are words of Python, which name no module
 COMMANDS = {name: text for folder in FOLDERS.values() for name, text in folder.items()}  # in the order of --help
 _PROGRAM = "gspo-hpc"
 _LAYOUT: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
@@ -127,7 +129,7 @@ def parsers(complete: Collection[str] = ()) -> tuple[Parser, dict[str, Parser]]:
 def _complete(parser: Parser, command: str) -> None:
     """Give the parser the arguments of a command, and the function that runs it."""
     folder = next(name for name, commands in FOLDERS.items() if command in commands)
-    module = importlib.import_module(f"gspo_hpc.cli.commands.{folder}.{command}")
+    module = importlib.import_module(f"gspo_hpc.cli.commands.{folder}.{MODULES.get(command, command)}")
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
 

@@ -1,4 +1,4 @@
-"""Start the ranks of a run on this machine and watch them; run ``eval`` and ``export`` in a process of their own.
+"""Start the ranks of a run on this machine and watch them; run ``eval``, ``try`` and ``export`` in a process.
 
 Every rank leads its own session: the engines and grader processes that it starts can be ended together with it, and a
 Ctrl-C reaches only the launcher, which passes it on. No process is left behind. If a rank dies, the others are ended;
@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,12 +27,13 @@ from gspo_hpc.launch import preflight
 from gspo_hpc.launch.checks import check_inputs, check_model, rehearse, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.notify.notices import Notices
+from gspo_hpc.launch.rank_process import RankProcess
 from gspo_hpc.models import hub
 from gspo_hpc.runs.directory import Attempt, RunDir, open_locked
 from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.files import open_log, read_json, write_atomically, write_json
-from gspo_hpc.system.signals import MEMORY, StopFlag, signals_default_in_children
+from gspo_hpc.system.signals import MEMORY, StopFlag
 from gspo_hpc.system.text import from_traceback, last_traceback, tail
 
 WORKER = tuple(environment.python("gspo_hpc.training.worker"))
@@ -148,53 +148,23 @@ def evaluate(
     return _run_alone([*worker, "eval", str(target), *_step(step), *(["--json"] if as_json else []), *overrides])
 
 
-class _Rank:
-    """The process of one rank. It is not reaped before :meth:`end`, so the PID cannot be reused."""
-
-    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
-        self.number = number
-        output = None if log is None else open_log(log)
-        try:
-            with signals_default_in_children():
-                self._process = subprocess.Popen(
-                    command,
-                    env=os.environ | environment.importing() | {**variables, environment.PARENT: str(os.getpid())},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-        finally:
-            if output is not None:
-                os.close(output)
-
-    def exit_code(self) -> int | None:
-        """Return the exit code, minus the number of the signal that ended it, or None while it lives."""
-        state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if state is None:
-            return None
-        return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
-
-    def send(self, number: int) -> None:
-        """Send a signal to the rank but not to its children, which it ends itself."""
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the rank and to its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def end(self, deadline: float) -> str | None:
-        """Kill what is left of the rank and its children, and reap it; return what keeps it, if something does."""
-        self.kill()
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return f"rank {self.number}: {processes.immortal(self._process.pid)}"
-        return None
+def try_out(
+    target: str | Path,
+    step: int | None,
+    prompts: int,
+    samples: int | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    *,
+    worker: Sequence[str] = WORKER,
+) -> int:
+    """Sample and grade a few prompts in another process, which prints them; return its exit code."""
+    options = ["--prompts", str(prompts), *([] if samples is None else ["--samples", str(samples)])]
+    options += ["--json"] if as_json else []
+    return _run_alone([*worker, "try", str(target), *_step(step), *options, *overrides])
 
 
-def _end_all(ranks: Sequence[_Rank]) -> list[str]:
+def _end_all(ranks: Sequence[RankProcess]) -> list[str]:
     """End and reap all ranks; return, and print, what keeps those that do not end: nothing waits for them longer."""
     for rank in ranks:
         rank.kill()  # all before the first is waited for
@@ -259,18 +229,18 @@ def _run_together(
     size = config.cluster.gpus_per_node
     hidden = environment.no_gpus() if config.cluster.platform == "cpu" else {}
     variables = {**_environment(size, config.cluster.threads_per_rank), **hidden, **shared}
-    ranks: list[_Rank] = []
+    ranks: list[RankProcess] = []
     try:
         for number in range(size):
             own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)}
-            ranks.append(_Rank(number, command, own, log(number)))
+            ranks.append(RankProcess(number, command, own, log(number)))
         codes, first = _watch(ranks, flag, grace)
     finally:
         left = _end_all(ranks)
     return codes, first, left
 
 
-def _watch(ranks: Sequence[_Rank], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:
+def _watch(ranks: Sequence[RankProcess], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:
     """Wait until every rank has ended, or must be killed; return the exit codes, and by rank those of first failures.
 
     A stop is passed on to the ranks, which take the time they need to save. After a failure the other ranks cannot go
@@ -308,7 +278,7 @@ def _run_alone(command: Sequence[str]) -> int:
     mark = secrets.token_hex(8)
     own = {**_environment(1, None), **processes.mark(mark, 0), "RANK": "0", "LOCAL_RANK": "0"}
     with _stop_flag() as flag, processes.guarded(mark, 0):
-        rank = _Rank(0, command, own, None)
+        rank = RankProcess(0, command, own, None)
         try:
             while (code := rank.exit_code()) is None and flag.requested is None:
                 time.sleep(_POLL)
@@ -345,7 +315,7 @@ def _forwarded(name: str) -> signal.Signals:
     return signal.SIGTERM if name == "SIGINT" else signal.Signals[name]
 
 
-def _send(ranks: Sequence[_Rank], codes: Sequence[int | None], number: int) -> None:
+def _send(ranks: Sequence[RankProcess], codes: Sequence[int | None], number: int) -> None:
     for rank, code in zip(ranks, codes, strict=True):
         if code is None:
             rank.send(number)

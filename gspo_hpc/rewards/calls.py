@@ -27,6 +27,7 @@ class Verdict(NamedTuple):
     failure: str | None = None
     outcome: Outcome | None = None
     may_pass: bool = True  # False for a failure that another call would repeat
+    seconds: float = 0.0  # that the call took, of a process without an answer its time limit or 0
 
 
 @dataclass(frozen=True)

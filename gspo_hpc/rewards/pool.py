@@ -23,17 +23,17 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Reward
-from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with, time_limit
+from gspo_hpc.rewards.results import Call, OpenCompletion, OpenGroup, RewardResult
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
@@ -41,53 +41,12 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds before a failed call is repeat
 RETRIES = 3  # for a call whose process ended, perhaps by a signal from outside, as when Slurm ends a step
 
 
-@dataclass(frozen=True)
-class RewardResult:
-    """The reward of one completion: `value` is the weighted sum of its parts, 0 if a grader failed."""
-
-    value: float
-    parts: dict[str, float]  # by grader (see part_names), clipped but not weighed; without those that failed
-    failure: str | None  # the graders that failed, and why
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """The completions of a prompt that were submitted together, with their keys."""
-
-    keys: Sequence[Hashable]
-    sampled: Sequence[Sampled]
-    prompt: str
-    fields: Mapping[str, Any]
-
-
-@dataclass
-class _Open:
-    """A completion that is being graded."""
-
-    group: _Group
-    index: int  # among the completions of its group
-    values: dict[int, float] = field(default_factory=dict)  # by term
-    failures: dict[int, str] = field(default_factory=dict)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One grader, by its term, on completions, by their keys: on one, or on a group where it grades whole groups."""
-
-    keys: tuple[Hashable, ...]
-    term: int
-    tries: int = 0  # that ended without an answer
-    failed: int = 0  # that had a failure as their answer
-
-
 @dataclass(eq=False)
 class _Worker:
     """One process, and the call that it has."""
 
     pool: ProcessPool
-    call: _Call | None = None
+    call: Call | None = None
     since: float = 0.0  # when it got the call, on the monotonic clock
     broken: bool = False
 
@@ -104,13 +63,13 @@ class RewardPool:
         check(reward)
         self._reward, self._pools = reward, pools
         self._names = part_names(reward)
-        self._open: dict[Hashable, _Open] = {}
-        self._live: set[_Call] = set()  # calls whose outcome is still needed
+        self._open: dict[Hashable, OpenCompletion] = {}
+        self._live: set[Call] = set()  # calls whose outcome is still needed
         self._batched = terms_with(reward, is_batched)
         self._whole_groups = terms_with(reward, asks_for_group)
-        self._delayed: list[tuple[float, _Call]] = []  # calls that are repeated, from these times on
-        self._waiting: deque[tuple[_Call, tuple[Any, ...]]] = deque()  # calls that no worker has yet, with arguments
-        self._outcomes: queue.SimpleQueue[tuple[_Call, Future[Any]]] = queue.SimpleQueue()
+        self._delayed: list[tuple[float, Call]] = []  # calls that are repeated, from these times on
+        self._waiting: deque[tuple[Call, tuple[Any, ...]]] = deque()  # calls that no worker has yet, with arguments
+        self._outcomes: queue.SimpleQueue[tuple[Call, Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # for `_waiting` and the workers: pebble's threads assign the next call
         self._closed = False
         self.failures: Counter[str] = Counter()
@@ -146,17 +105,17 @@ class RewardPool:
     ) -> None:
         """Submit completions of a prompt, each with its key. Their results come one by one."""
         assert not self._closed, "the pool is closed"
-        group = _Group(keys, sampled, prompt, fields)
+        group = OpenGroup(keys, sampled, prompt, fields)
         for index, key in enumerate(keys):
             assert key not in self._open, f"{key!r} is being graded already"
-            self._open[key] = _Open(group, index)
+            self._open[key] = OpenCompletion(group, index)
         for term in range(len(self._names)):
             if term in self._batched:
-                self._queue(_Call(tuple(keys), term))
+                self._queue(Call(tuple(keys), term))
         for key in keys:
             for term in range(len(self._names)):
                 if term not in self._batched:
-                    self._queue(_Call((key,), term))
+                    self._queue(Call((key,), term))
         self._hand_out()
 
     def poll(self, timeout: float | None = 0.0) -> list[tuple[Any, RewardResult]]:
@@ -197,7 +156,7 @@ class RewardPool:
         self._live.clear()
         _give_up([worker.pool for worker in self._workers])
 
-    def _take(self, call: _Call, future: Future[Any]) -> list[tuple[Hashable, RewardResult]]:
+    def _take(self, call: Call, future: Future[Any]) -> list[tuple[Hashable, RewardResult]]:
         """Note the outcome of one call, and return the results of completions of which that was the last call."""
         error = future.exception()
         if isinstance(error, ProcessExpired) and (error.exitcode or 0) < 0 and error.exitcode != -signal.SIGALRM:
@@ -216,7 +175,7 @@ class RewardPool:
         return self._note(call, verdicts)
 
     def _again(
-        self, call: _Call, cause: str = "ended its process without an answer"
+        self, call: Call, cause: str = "ended its process without an answer"
     ) -> list[tuple[Hashable, RewardResult]]:
         """Repeat a call that ended without an answer; after the last try it has failed."""
         self._live.discard(call)
@@ -236,13 +195,13 @@ class RewardPool:
                 self._queue(call)
             self._hand_out()
 
-    def _note(self, call: _Call, verdicts: Sequence[Verdict]) -> list[tuple[Hashable, RewardResult]]:
+    def _note(self, call: Call, verdicts: Sequence[Verdict]) -> list[tuple[Hashable, RewardResult]]:
         noted = [(key, self._note_one(key, call.term, one)) for key, one in zip(call.keys, verdicts, strict=True)]
         return [(key, result) for key, result in noted if result is not None]
 
     def _note_one(self, key: Hashable, term: int, verdict: Verdict) -> RewardResult | None:
         entry, name = self._open[key], self._names[term]
-        value, failure, outcome, _ = verdict
+        value, failure, outcome, _, entry.seconds[term] = verdict
         if outcome is not None:
             entry.outcomes[term] = outcome
         if failure is None:
@@ -263,11 +222,13 @@ class RewardPool:
             if not abs(total) <= LARGEST:
                 total, failure = 0.0, f"the weighted sum {total} is beyond {LARGEST:g}"
         outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}
-        return RewardResult(total, parts, failure, outcomes)
+        return RewardResult(
+            total, parts, failure, outcomes, {self._names[term]: s for term, s in entry.seconds.items()}
+        )
 
     def _cause(self, error: BaseException, term: int) -> Verdict:
         seconds, setting = time_limit(self._reward, term)
-        overtime = Verdict(None, f"gave no answer within {seconds:g} s ({setting})", "timed_out")
+        overtime = Verdict(None, f"gave no answer within {seconds:g} s ({setting})", "timed_out", seconds=seconds)
         if isinstance(error, TimeoutError):
             return overtime
         if isinstance(error, ProcessExpired):
@@ -281,7 +242,7 @@ class RewardPool:
             return Verdict(None, f"ended its process ({ended}){memory}", "failed")
         return Verdict(None, error_text(error), "failed")
 
-    def _queue(self, call: _Call) -> None:
+    def _queue(self, call: Call) -> None:
         self._live.add(call)
         opened = self._open[call.keys[0]]
         group = opened.group
@@ -310,7 +271,7 @@ class RewardPool:
             return
         future.add_done_callback(functools.partial(self._on_done, worker, call))
 
-    def _on_done(self, worker: _Worker, call: _Call, future: Future[Any]) -> None:
+    def _on_done(self, worker: _Worker, call: Call, future: Future[Any]) -> None:
         """Keep the outcome of a call, and give its worker the next one; runs in a thread of pebble's."""
         if isinstance(future.exception(), BrokenProcessPool):
             worker.broken = True  # poll replaces it

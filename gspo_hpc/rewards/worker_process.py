@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,13 +84,17 @@ def grade(
     # The pool ends a call that takes too long; where the trainer is gone, this timer does.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit + ORPHAN_SECONDS)
+    began = time.monotonic()
     try:
         if index is None:
-            return function.call_batched(group, prompt, fields)
-        return [function.call(group, index, prompt, fields)]
+            verdicts = function.call_batched(group, prompt, fields)
+        else:
+            verdicts = [function.call(group, index, prompt, fields)]
     except MemoryError:  # calls before this one may have used it up, so the process ends
         os._exit(OUT_OF_MEMORY)
     except BaseException as error:  # SystemExit too: a grader that exits costs its sample
-        return [raised(error)] * count
+        verdicts = [raised(error)] * count
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+    seconds = time.monotonic() - began
+    return [verdict._replace(seconds=seconds) for verdict in verdicts]

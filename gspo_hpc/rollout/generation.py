@@ -14,7 +14,8 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.rewards.calls import Sampled
-from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime

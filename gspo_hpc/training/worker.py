@@ -1,8 +1,8 @@
 """One rank: bring-up, signals, the loop, the exit code.
 
 Started by the local launcher, by srun or by a test as ``python -m gspo_hpc.training.worker train RUN_DIR`` (also
-``dry-run``, ``export`` and ``eval``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Heavy imports
-happen inside functions: the processes of reward functions import this module again, and must stay light.
+``dry-run``, ``export``, ``eval`` and ``try``) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set.
+Heavy imports happen inside functions: the processes of reward functions import this module again, and must stay light.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,9 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.add_argument("target", type=Path)
     evaluate.add_argument("--step", type=int)
     evaluate.add_argument("--json", action="store_true")
+    trial = commands.add_parser("try")
+    trial.add_argument("target", type=Path)
+    trial.add_argument("--step", type=int)
+    trial.add_argument("--prompts", type=int, required=True)
+    trial.add_argument("--samples", type=int)
+    trial.add_argument("--json", action="store_true")
     # key=value may stand among the options, which argparse cannot say of a list of positional arguments.
     arguments, overrides = parser.parse_known_args(argv)
-    if unknown := [text for text in overrides if text.startswith("-") or arguments.command != "eval"]:
+    if unknown := [text for text in overrides if text.startswith("-") or arguments.command not in ("eval", "try")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     from gspo_hpc.system.signals import StopFlag
@@ -72,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "train":
             return _train(arguments.run_dir, flag)
-        if arguments.command in ("export", "eval"):
+        if arguments.command in ("export", "eval", "try"):
             return _alone(arguments, overrides)
         with uncollected():
             from gspo_hpc.training.jobs.dry_run import dry_run
@@ -84,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Run `export` or `eval`: a person gets the result, remarks and errors, and a log what libraries say."""
+    """Run `export`, `eval` or `try`: a person gets the result, remarks and errors, and a log what libraries say."""
     log, kept = _own_log(arguments)
     debug = bool(os.environ.get(environment.DEBUG))
     output, errors = (sys.stdout, sys.stderr) if debug else redirect_to_log(log)
@@ -93,15 +99,7 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
         print(text, file=errors, flush=True)
 
     try:
-        if arguments.command == "export":
-            with uncollected():
-                from gspo_hpc.training.jobs.export import export as export_job
-            export_job(arguments.run_dir, arguments.step, arguments.out, arguments.adapter, remark)
-            print(f"wrote {arguments.out}", file=output, flush=True)
-        else:
-            with uncollected():
-                from gspo_hpc.training.jobs.evaluate import evaluate as evaluation_job
-            print(evaluation_job(arguments.target, arguments.step, overrides, arguments.json, remark), file=output)
+        print(_result(arguments, overrides, remark), file=output, flush=True)
         code = DONE
     except Exception as error:
         outcome, detail = _outcome(error)
@@ -118,8 +116,25 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
     return code
 
 
+def _result(arguments: argparse.Namespace, overrides: Sequence[str], remark: Callable[[str], None]) -> str:
+    """Run the job of `export`, `eval` or `try`, and return what is printed of it."""
+    if arguments.command == "export":
+        with uncollected():
+            from gspo_hpc.training.jobs.export import export
+        export(arguments.run_dir, arguments.step, arguments.out, arguments.adapter, remark)
+        return f"wrote {arguments.out}"
+    target, step, as_json = arguments.target, arguments.step, arguments.json
+    if arguments.command == "eval":
+        with uncollected():
+            from gspo_hpc.training.jobs.evaluate import evaluate
+        return evaluate(target, step, overrides, as_json, remark)
+    with uncollected():
+        from gspo_hpc.training.jobs.try_out import try_out
+    return try_out(target, step, arguments.prompts, arguments.samples, overrides, as_json, remark)
+
+
 def _own_log(arguments: argparse.Namespace) -> tuple[Path, bool]:
-    """Return the log of `export` or `eval`, and whether it stays: in the run's directory, else a temporary file."""
+    """Return the log of a command for one rank, and whether it stays: in the run's directory, else a temporary file."""
     target = arguments.run_dir if arguments.command == "export" else arguments.target
     path = Path(target) / f"{arguments.command}.log"
     if (path.parent / "run.json").exists() and os.access(path if path.exists() else path.parent, os.W_OK):

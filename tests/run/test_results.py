@@ -54,6 +54,52 @@ def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[
     assert scores["eval/accuracy"] <= 1.0 and scores["eval/avg@2"] <= scores["eval/pass@2"] <= 1.0
 
 
+REWARDS = """
+import time
+
+
+def slow(completion, *, prompt, fields):
+    time.sleep(0.2)
+    return 2.0
+
+
+def broken(completion, *, prompt, fields):
+    return fields["nothing of that name"]
+"""
+
+
+def test_try_samples_the_prompts_that_training_began_with(uninterrupted: Path, tmp_path: Path) -> None:
+    """One engine start, 15 s. Catches other prompts, weights or sampling, and times and failures that are lost."""
+    (tmp_path / "own.py").write_text(REWARDS)
+    functions = f"[{{function: number_match}}, {{function: {tmp_path}/own.py:slow, weight: 0.5}}]"
+    done = command("try", uninterrupted, "--prompts", 3, "--json", f"reward.functions={functions}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    prompts = json.loads(done.stdout)["prompts"]
+    rows = [json.loads(line) for line in (uninterrupted / "samples.jsonl").read_text().splitlines()]
+    first = [row["prompt"] for row in rows if row["step"] == 0 and row["phase"] == "train"]
+    assert [prompt["prompt"] for prompt in prompts] == first[:3]
+    assert [len(prompt["completions"]) for prompt in prompts] == [4, 4, 4]
+    assert len({one["text"] for prompt in prompts for one in prompt["completions"]}) > 3, "it is sampled, not greedy"
+    for prompt in prompts:
+        for one in prompt["completions"]:
+            right = str(prompt["fields"]["answer"]) == one["text"].split("=")[-1].strip()
+            assert one["reward"] == pytest.approx(float(right) + 1.0)
+            assert 0.2 <= one["seconds"][f"{tmp_path}/own.py:slow"] < 5.0
+            assert one["seconds"]["number_match"] < 0.2
+
+
+def test_try_says_what_a_reward_function_fails_with(tiny_config: Path, tmp_path: Path) -> None:
+    """One engine start, 15 s."""
+    (tmp_path / "own.py").write_text(REWARDS)
+    own = f"reward.functions=[{{function: {tmp_path}/own.py:broken}}]"
+    done = command("try", tiny_config, "--prompts", 1, "--samples", 2, own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("prompt 1 of 1: row ") and lines[1].startswith("    <|user|>What is ")
+    failed = [line for line in lines if "no reward: " in line and "KeyError: 'nothing of that name'" in line]
+    assert len(failed) == 2 and "2 have no reward" in lines
+
+
 def test_export_answers_as_the_run_did(uninterrupted: Path, tmp_path: Path) -> None:
     harness.export(uninterrupted, tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()

@@ -31,7 +31,7 @@ from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, probe, sync
 from gspo_hpc.training.agreement import explain
-from gspo_hpc.training.jobs import evaluate, train
+from gspo_hpc.training.jobs import evaluate, one_rank, train
 from gspo_hpc.training.sync import EngineWeights
 from tests.torch.ledger import parts
 from tests.torch.ledger.node import CardFull, Node
@@ -223,16 +223,17 @@ def test_the_command_that_evaluates_takes_what_is_planned(
     ranks = Ranks(0, 1, 0, torch.device("cuda", 0), 0, 1, 0, 1, 0, 1, 0, 1, 1)
     planted = {"trains": True} if trains else {}
     replaced: dict[str, Any] = {
-        "_load_config": lambda *a: config,
+        "read_config": lambda *a: config,
         "start": lambda config: ranks,
         "stop": lambda: None,
         "read_architecture": lambda config: arch,
         "Policy": lambda arch, config, ranks, **options: LedgerPolicy(job, ranks, **(options | planted)),
-        "read_prompts": lambda config: ([], [prompt(0)]),
         "start_rollout_worker": worker,
     }
     for name, value in replaced.items():
-        monkeypatch.setattr(evaluate, name, value)
+        monkeypatch.setattr(one_rank, name, value)
+    monkeypatch.setattr(evaluate, "_complete", lambda config: config)
+    monkeypatch.setattr(evaluate, "read_prompts", lambda config: ([], [prompt(0)]))
     job.world.run(lambda: evaluate.evaluate(Path("none"), None, [], True, lambda text: None))
     wrong = {one.name for one in found.phases if not agree(job, one, job.node.peaks[one.name])}
     assert ("load" in wrong) == trains and (trains or not wrong)
@@ -244,14 +245,14 @@ def test_the_command_that_evaluates_takes_what_is_planned(
     [
         ("qwen2.5_7b_tp2", [], None),
         ("qwen3_30b_a3b_ep8", [], None),
-        ("qwen3_30b_a3b_ep8", ["cluster.gpu=A100-40GB"], "takes "),
+        ("qwen3_30b_a3b_ep8", ["cluster.gpu=A100-40GB"], "may run out of memory: "),
         ("qwen3_30b_a3b_ep8", ["cluster.gpu=A100-40GB", "cluster.platform=cpu"], None),
         ("tiny_cpu", [], None),
     ],
 )
 def test_who_evaluates_is_told_if_one_gpu_has_too_little(preset: str, more: list[str], told: str | None) -> None:
     config = loader.load(paths.PRESETS / f"{preset}.yaml", [*more, *bringup.ONE_RANK])
-    found = evaluate.lack_of_memory(config)
+    found = one_rank.lack_of_memory(config)
     assert (found is None) == (told is None) and (told or "") in (found or "")
 
 

@@ -28,7 +28,7 @@ from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.passes import Abandoned
-from gspo_hpc.rewards.pool import RewardResult
+from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery

@@ -17,7 +17,7 @@ import pytest
 from gspo_hpc import __version__
 from gspo_hpc.cli import commands
 from gspo_hpc.cli.main import main
-from gspo_hpc.cli.parser import COMMANDS, FOLDERS, parser_of
+from gspo_hpc.cli.parser import COMMANDS, FOLDERS, MODULES, parser_of
 from gspo_hpc.config import paths
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.runs.directory import open_run
@@ -112,7 +112,10 @@ def test_plan_counts_the_rows_of_a_jsonl_file(config: str, tmp_path: Path, capsy
     ("words", "expected"),
     [
         (["pln"], "no command 'pln'; nearest: plan"),
-        (["xyzzy"], "known: init, plan, suggest, keys, convert, doctor, schema, completion, train, submit, status"),
+        (
+            ["xyzzy"],
+            "known: init, plan, suggest, keys, convert, doctor, schema, completion, try, train, submit, status",
+        ),
         (["plan"], "required: CONFIG"),
         (["plan", "CONFIG", "--jsno"], "nearest: --json"),
         (["--versoin"], "nearest: --version"),
@@ -221,13 +224,19 @@ def test_help_imports_next_to_nothing(words: list[str]) -> None:
     assert "gspo_hpc.cli.parser" in modules
     assert [name for name in modules if name.split(".")[0] in LIGHT] == []
     commands = [name for name in modules if name.startswith("gspo_hpc.cli.commands.")]
-    expected = [part for name in words[:-1] for part in (folder_of(name), f"{folder_of(name)}.{name}")]
+    expected = [
+        part for name in words[:-1] for part in (folder_of(name), f"{folder_of(name)}.{MODULES.get(name, name)}")
+    ]
     assert commands == expected
 
 
 def test_every_command_has_a_file_of_its_own() -> None:
     found = {path.relative_to(Path(commands.__file__).parent) for path in Path(commands.__file__).parent.glob("*/*.py")}
-    expected = {Path(folder, f"{name}.py") for folder, names in FOLDERS.items() for name in ("__init__", *names)}
+    expected = {
+        Path(folder, f"{name}.py")
+        for folder, names in FOLDERS.items()
+        for name in ("__init__", *(MODULES.get(name, name) for name in names))
+    }
     assert found == expected
 
 

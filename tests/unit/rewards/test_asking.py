@@ -16,8 +16,9 @@ import pytest
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards import trial
 from gspo_hpc.rewards.calls import Sampled, loaded
-from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.registry import check
+from gspo_hpc.rewards.results import RewardResult
 
 GRADERS = """
 import asyncio, os

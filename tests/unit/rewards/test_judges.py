@@ -21,8 +21,9 @@ import pytest
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards import builtin, judges, trial
 from gspo_hpc.rewards.calls import Sampled
-from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.registry import check
+from gspo_hpc.rewards.results import RewardResult
 
 KEY = "sk-very-secret-key"
 

@@ -24,7 +24,8 @@ from gspo_hpc.rewards.builtin import refusal
 from gspo_hpc.rewards.calls import loaded
 from gspo_hpc.rewards.catalogue import UnparsableGold
 from gspo_hpc.rewards.mathematics import math_verify
-from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.training.step_record import outcome_shares
 
 NONE_I, NONE_F = np.zeros(0, np.int32), np.zeros(0, np.float32)

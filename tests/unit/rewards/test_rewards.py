@@ -18,8 +18,9 @@ import pytest
 from gspo_hpc.config import schema
 from gspo_hpc.config.schema import Reward
 from gspo_hpc.rewards import builtin
-from gspo_hpc.rewards.pool import RewardPool, RewardResult
+from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.registry import check, part_names
+from gspo_hpc.rewards.results import RewardResult
 
 GRADERS = """
 import os, re, signal, sys, time

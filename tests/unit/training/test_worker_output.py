@@ -1,4 +1,4 @@
-"""Output of `export` and `eval`: their line, remarks and errors; libraries write into a log. Two seconds.
+"""Output of `export`, `eval` and `try`: their line, remarks and errors; libraries write into a log. Two seconds.
 
 Catches a library's warning in front of a user's error, a log that is left behind, and a failure without its traceback.
 """
@@ -29,7 +29,7 @@ def job(*arguments):
     remark("checkpoint 000020 is damaged")
     return "accuracy 1.0"
 
-for name, function in (("export", "export"), ("evaluate", "evaluate")):
+for name, function in (("export", "export"), ("evaluate", "evaluate"), ("try_out", "try_out")):
     module = types.ModuleType(name)
     setattr(module, function, job)
     sys.modules[f"gspo_hpc.training.jobs.{name}"] = module
@@ -55,7 +55,12 @@ def a_run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "line"), [(["export", "run", "--out", "o"], "wrote o\n"), (["eval", "run"], "accuracy 1.0\n")]
+    ("words", "line"),
+    [
+        (["export", "run", "--out", "o"], "wrote o\n"),
+        (["eval", "run"], "accuracy 1.0\n"),
+        (["try", "run", "--prompts", "1"], "accuracy 1.0\n"),
+    ],
 )
 def test_only_the_line_and_remarks_are_printed(words: list[str], line: str, a_run: Path) -> None:
     done = run(a_run.parent, "done", *words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 
 from gspo_hpc.cli.parser import describe, takes_overrides
@@ -28,16 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate in another process, which prints the scores; return its exit code."""
-    from gspo_hpc.cli.inputs import require_path
-    from gspo_hpc.config.reading.config_files import find_config
+    from gspo_hpc.cli.inputs import find_target
     from gspo_hpc.launch.local import evaluate
 
-    if not args.target.exists():
-        with contextlib.suppress(ValueError):  # the name of a preset
-            args.target = Path(find_config(str(args.target)))
-    require_path(args.target, "config, run directory or model folder")
-    if args.target.is_dir() and not any((args.target / name).exists() for name in ("run.json", "config.json")):
-        raise ValueError(
-            f"{args.target}: neither a run directory (it has no run.json) nor the folder of a model (no config.json)"
-        )
-    return evaluate(args.target, args.step, args.overrides, args.json)
+    return evaluate(find_target(args.target), args.step, args.overrides, args.json)

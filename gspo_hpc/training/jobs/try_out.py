@@ -1,0 +1,74 @@
+"""The job that samples a few prompts as training would, and grades them, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gspo_hpc.config.schema import Config
+from gspo_hpc.data import hub_data
+from gspo_hpc.data.prompts import PromptStream
+from gspo_hpc.data.records import Group
+from gspo_hpc.evaluation import transcript
+from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
+from gspo_hpc.models import hub
+from gspo_hpc.rewards.calls import Sampled
+from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout.generation import Request
+from gspo_hpc.training.bringup import read_prompts
+from gspo_hpc.training.jobs import one_rank
+from gspo_hpc.training.phases import training_sampling
+
+SAMPLES = 4  # completions of a prompt, where fewer are not asked for or trained on
+
+
+def try_out(
+    target: Path,
+    step: int | None,
+    prompts: int,
+    samples: int | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    remark: Callable[[str], None],
+) -> str:
+    """Return the first prompts of training with completions and their rewards, as text or as JSON.
+
+    `target`, `step` and `remark` are as in :func:`gspo_hpc.training.jobs.evaluate.evaluate`. `samples` completions of
+    each prompt, at most SAMPLES where it is None.
+    """
+    run = one_rank.run_of(target)
+    config = _complete(one_rank.read_config(target, run, overrides))
+    if (lack := one_rank.lack_of_memory(config)) is not None:
+        remark(f"sampling {lack}")
+    rows, _ = read_prompts(config)
+    if prompts > len(rows):
+        remark(f"the data has {len(rows)} prompts, fewer than the {prompts} that are asked for")
+    order = PromptStream(len(rows), config.run.seed, config.data.shuffle, window=1).order(0)
+    chosen = dict(enumerate(rows[index] for index in order[:prompts].tolist()))
+    count = samples or min(SAMPLES, config.batch.num_generations or SAMPLES)
+    with one_rank.sampling_worker(config, run, step, list(chosen.values()), remark) as worker:
+        request = Request(range(len(chosen)), chosen, count, training_sampling(config), EVAL_ROLLOUT)
+        groups = replace(worker, pool=None).generate(request).own  # graded below, for what training does not keep
+        graded = [(groups[slot], _graded(groups[slot], worker.pool)) for slot in sorted(groups)]
+    return transcript.as_json(graded, config) if as_json else transcript.as_text(graded, config)
+
+
+def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
+    """Return the reward of each completion, None without reward functions."""
+    if pool is None:
+        return None
+    sampled = [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions]
+    pool.submit_group(range(len(sampled)), sampled, group.prompt.text, group.prompt.fields)
+    found: dict[int, RewardResult] = {}
+    while pool.pending:
+        found |= dict(pool.poll(timeout=None))
+    return [found[index] for index in range(len(sampled))]
+
+
+def _complete(config: Config) -> Config:
+    """Return the configuration with its files in local folders; raise ValueError if it has no prompts."""
+    if not config.data.train:
+        raise ValueError("data.train is not set: give a file of prompts with data.train=FILE")
+    return hub_data.with_files(hub.with_folder(config, teacher=False))
