@@ -58,6 +58,7 @@ PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
     "verl": ("verl", "list of overrides", "", verl.convert),
     "trl": ("TRL", "GRPOConfig", "", trl.convert),
 }
+_EPSILON = {"verl": "1e-6", "trl": "1e-4", "swift": "1e-4", "swift_hf": "1e-4"}  # of the deviation
 
 
 def convert(
@@ -90,6 +91,11 @@ def convert(
     if draft.problems:  # what is said not to be given may be among them
         draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
     config, body = draft.finish()
+    if config.algorithm.normalize_advantage:
+        draft.differs.append(
+            f"advantages are divided by the deviation of a group's rewards + {_EPSILON[found.source]} there, and by "
+            "the deviation alone here, where equal rewards give 0"
+        )
     carried, left, strange = ([item for item in part if item.name not in taken] for part in draft.lists())
     left += [Argument(given, given, why=why) for given, why in found.left.items()]
     for item in _launched(found, draft, gpus):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
+from gspo_hpc.data.counting import DATA_FILES
 from gspo_hpc.importers.scripts.scope import is_unset
 
 NULLS = ("null", "None", "~")  # texts that are null in a YAML or an override
@@ -92,3 +94,8 @@ def yaml_value(text: str) -> Any:
         return yaml_text.read(text)
     except ValueError:
         return None
+
+
+def is_data_file(name: str) -> bool:
+    """Return whether data of this name are a file that can be read here, or a variable that may name one."""
+    return name.split("#")[0].endswith(DATA_FILES) or re.fullmatch(r"\$\{?\w+\}?", name) is not None

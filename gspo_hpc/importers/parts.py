@@ -12,9 +12,8 @@ from pathlib import PurePath
 
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
-from gspo_hpc.data.counting import DATA_FILES
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_null, options
+from gspo_hpc.importers.inputs import is_data_file, is_null, options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
@@ -263,7 +262,7 @@ def model(draft: Draft, name: str) -> None:
 def data(draft: Draft, name: str, key: str) -> None:
     """Put data.train or data.eval where it is one file that can be read here."""
     files = draft.texts(name)
-    if len(files) == 1 and (files[0].split("#")[0].endswith(DATA_FILES) or re.fullmatch(r"\$\{?\w+\}?", files[0])):
+    if len(files) == 1 and is_data_file(files[0]):
         path = files[0].split("#")[0]
         draft.keep(key, name, path)
         if "#" in files[0]:

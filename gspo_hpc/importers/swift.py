@@ -311,14 +311,7 @@ def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:
 def generation(draft: Draft) -> None:
     """Put how completions are sampled, and the data."""
     response = draft.whole("max_completion_length", 512) or 512
-    parts.prompt_length(
-        draft,
-        "max_length",
-        "vllm_max_model_len",
-        response,
-        f"from max_length, which bounds the prompt in {draft.source.project}",
-        apart=not versions.addressed(draft),
-    )
+    versions.prompts(draft, response)
     draft.put("rollout.max_response_length", response, "max_completion_length")
     versions.sampling(draft)
     if draft.texts("multi_turn_scheduler"):
@@ -328,8 +321,7 @@ def generation(draft: Draft) -> None:
     _sleep(draft)
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
-    cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
-    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+    versions.registered(draft)
     if system := draft.text("system"):
         if system.endswith((".txt", ".md")):
             draft.drop("system", "it names a file: write its text to data.system_prompt")

@@ -36,6 +36,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     draft.credit("optimizer.lr", "tuner_type")
     swift.dtype(draft)
     _masters(draft, kind)
+    trl.gradients(draft)
     swift.generation(draft)
     swift.objective(draft)
     rows, told = swift.training_rows(draft, rows)

@@ -73,6 +73,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as in TRL")
     _precision(draft)
+    gradients(draft)
     _generation(draft)
     loss_types.put(
         draft,
@@ -165,6 +166,15 @@ def sharding(draft: Draft) -> None:
         draft.put("optimizer.distributed", True, comment=text, of=("distributed_type",))
         draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
         draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
+
+
+def gradients(draft: Draft) -> None:
+    """Tell in which precision gradients are summed, where it is another one."""
+    if "optimizer.distributed" in draft.settings and draft.settings.get("model.dtype", ("",))[0] != "float32":
+        draft.differs.append(
+            "ZeRO and FSDP reduce and add up gradients in the model's 16 bits, unless their own configs say otherwise; "
+            "here they are summed in float32 (optimizer.grad_reduce_in_fp32)"
+        )
 
 
 def batch(draft: Draft, processes: int, size: int, accumulated: int, project: str) -> int:
@@ -278,7 +288,7 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
         draft.put("run.max_steps", whole, comment=text, of=(name,))
     else:
         parts.epochs(draft, name, epochs)
-        if epochs > 1:
+        if epochs > 1 or draft.settings.get("batch.steps_per_generation", (1,))[0] > 1:
             rollouts.dropped(draft)
         if draft.given("max_steps"):
             draft.drop("max_steps", f"{name} decides where it is 0 or -1")

@@ -7,6 +7,8 @@ Defaults are those of verl's ppo_trainer and ppo_megatron_trainer.
 
 from __future__ import annotations
 
+import math
+
 from gspo_hpc.importers import adapters, prompt_texts, report, tables
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
@@ -80,7 +82,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, trainer)
     _saving(draft, updates)
-    versions.tell(draft, megatron, updates)
+    versions.tell(draft, trainer, updates)
 
 
 def _batch(draft: Draft) -> tuple[int, int]:
@@ -285,8 +287,10 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs",))
     else:
         parts.epochs(draft, "trainer.total_epochs", epochs)
+    if rows is None or min(epochs, (steps or math.inf) / max(1, rows // drawn)) > 1:
+        more = "" if whole is not None else ": --rows N gives run.max_steps as there"
         text = f"an epoch of verl is {most}rows // {drawn} rollouts, and drops what is left of the rows"
-        draft.differs.append(f"{text}; here that goes into the next epoch: --rows N gives run.max_steps as there")
+        draft.differs.append(f"{text}; here that goes into the next epoch{more}")
     return whole
 
 
@@ -301,7 +305,10 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> N
         draft.drop(f"{OPTIM}.optimizer", "it is AdamW here in any case")
     clip = f"{OPTIM}.clip_grad" if megatron or not draft.given(f"{ACTOR}.grad_clip") else f"{ACTOR}.grad_clip"
     draft.put("optimizer.clip_grad", draft.number(clip, 1.0), clip)
-    if betas := draft.texts(f"{OPTIM}.betas"):
+    betas = draft.texts(f"{OPTIM}.betas")
+    if betas and megatron:
+        draft.drop(f"{OPTIM}.betas", "verl does not pass it on to Megatron, which has 0.9 and 0.999")
+    elif betas:
         if len(betas) != 2:
             draft.wrong(f"{OPTIM}.betas", "must be two numbers")
         else:

@@ -222,6 +222,8 @@ def _transformer(draft: Draft) -> None:
         recipe = f"{_TRANSFORMER}.fp8_recipe"
         recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
         draft.put("model.fp8_recipe", draft.choice(recipe, recipes, "delayed"), of=(recipe,))
+    if draft.given(name := f"{_MEGATRON}.override_ddp_config.grad_reduce_in_fp32"):
+        draft.put("optimizer.grad_reduce_in_fp32", draft.switch(name), of=(name,))
     if draft.given(name := f"{_MEGATRON}.override_ddp_config.overlap_grad_reduce"):
         draft.put("parallel.overlap_grad_reduce", draft.switch(name), of=(name,))
     _balance(draft)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from gspo_hpc.importers import inputs
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 
@@ -85,6 +86,35 @@ def accumulated(draft: Draft, size: int, processes: int) -> int:
 def addressed(draft: Draft) -> bool:
     """Tell whether a run names a server, which has a window of its own."""
     return any(draft.given(name) for name in _SERVERS) or draft.text("vllm_mode") == "server"
+
+
+def prompts(draft: Draft, response: int) -> None:
+    """Put the longest prompt, and what becomes of longer ones."""
+    served = addressed(draft) and draft.settings.get("rollout.mode", ("",))[0] == "server"
+    bounds = f"from max_length, which bounds the prompt in {draft.source.project}"
+    if served:
+        bounds = "from max_length; the server bounds prompts by the --max_length of its own command"
+    parts.prompt_length(draft, "max_length", "vllm_max_model_len", response, bounds, apart=not addressed(draft))
+    cut = draft.choice("truncation_strategy", ("left", "delete"), "left")
+    if served and cut == "left":
+        draft.put("data.overlong", "error", comment="the server of ms-swift refuses prompts that are too long", of=(
+            "truncation_strategy",))  # fmt: skip
+        return
+    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+
+
+def registered(draft: Draft) -> None:
+    """Tell what ms-swift does to a data set that it knows by name."""
+    names = [name for name in draft.texts("dataset") if not inputs.is_data_file(name)]
+    if not names:
+        return
+    text = "ms-swift may change the prompts of a data set that it registers by name, and choose its subset and split"
+    if any("clevr_cogen_a_train" in name for name in names):
+        text += (
+            "; to those of clevr_cogen_a_train it adds ' Output the thinking process in <think> </think> and final "
+            "answer (number) in <answer> </answer> tags.'"
+        )
+    draft.differs.append(f"{names[0]}: {text} (swift/dataset); here prompts are what the rows hold")
 
 
 def mode(draft: Draft) -> str:

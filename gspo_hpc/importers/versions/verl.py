@@ -6,20 +6,28 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.verl_layout import ACTOR, OPTIM
 
+_LEGACY = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")  # sections that reward.* took the place of
 
-def tell(draft: Draft, megatron: bool, updates: int) -> None:
-    """Tell all of it; `updates`: of a rollout."""
+
+def tell(draft: Draft, trainer: str, updates: int) -> None:
+    """Tell all of it; `trainer`: fsdp, megatron or veomni; `updates`: of a rollout."""
+    megatron = trainer == "megatron"
     _earlier(draft, megatron)
     _prompts(draft)
+    _rewards(draft)
+    _gradients(draft, trainer)
     if not megatron:
         _bound(draft)
     _rate(draft, updates)
     if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
         draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP and VeOmni, and not here")
-    if updates > draft.settings.get("batch.num_iterations", (1,))[0] and draft.switch("trainer.balance_batch", True):
+    if updates > draft.settings.get("batch.num_iterations", (1,))[0]:
+        switched = (
+            "" if draft.switch("trainer.balance_batch", True) else "; with False, only 0.9 does, which ignores it"
+        )
         draft.differs.append(
-            "verl orders a rollout by length over its ranks before it cuts it into updates (trainer.balance_batch), so "
-            "that these hold parts of groups; here each has whole groups, in the order of the prompts"
+            "verl orders a rollout by length over its ranks before it cuts it into updates (trainer.balance_batch"
+            f"{switched}), so that these hold parts of groups; here each has whole groups, in the order of the prompts"
         )
 
 
@@ -42,6 +50,31 @@ def _prompts(draft: Draft) -> None:
         draft.differs.append(
             "data.truncation error: verl since 0.8 cuts longer prompts of text from the left all the same; here one "
             "ends the run, and data.overlong: truncate_left cuts them"
+        )
+
+
+def _rewards(draft: Draft) -> None:
+    """Tell that settings of rewards may have no effect."""
+    old = [name for name in draft.values if name.startswith(_LEGACY) and draft.given(name)]
+    if old and "recipe" not in draft.variables.get("entry", ""):
+        draft.differs.append(
+            f"{old[0]}: main_ppo of verl 0.9 does not read it, and reward.* has taken its place; up to 0.8 it counts"
+        )
+
+
+def _gradients(draft: Draft, trainer: str) -> None:
+    """Tell in which precision gradients are summed, where it is another one."""
+    if draft.settings.get("model.dtype", ("bfloat16",))[0] == "float32":
+        return
+    if trainer == "megatron" and "optimizer.grad_reduce_in_fp32" not in draft.settings:
+        draft.differs.append(
+            "verl 0.9's default bridge for Megatron keeps and sums gradients in the model's 16 bits "
+            "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32)"
+        )
+    elif trainer == "fsdp" and draft.text(f"{ACTOR}.strategy") != "fsdp2":
+        draft.differs.append(
+            "FSDP 1 of verl 0.9 adds up the micro-batches of an update in the model's 16 bits; here and up to 0.8 the "
+            "sum is in float32"
         )
 
 

@@ -90,10 +90,10 @@ def _dense(plan: PlanBuilder) -> Iterator[str]:
     arch = plan.architecture
     experts = plan.model_file.experts or (arch is not None and arch.experts is not None)
     if _adapted(plan) and (experts or (arch is not None and arch.mixers)):
-        lacking = "experts" if experts else "layers of linear attention or a state space"
+        lacking = "experts" if experts else "this family of models"
         yield (
             f"adapter.type: lora needs a model of dense layers: this version has no adapters for {lacking}; train the "
-            "whole model with adapter.type=null"
+            "whole model with adapter.type=null, at a lower optimizer.lr"
         )
 
 

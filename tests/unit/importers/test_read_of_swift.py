@@ -90,3 +90,51 @@ def test_the_length_of_a_run_with_ray_cuts_what_is_trained_on() -> None:
     word = "with Ray it also cuts prompt and completion"
     assert told(convert(f"{run}train:\n  gpus: 4\nrollout:\n  gpus: 4\n", "swift", name="a.yaml"), word)
     assert not told(convert(run, "swift", name="a.yaml", gpus=1), word)
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--deepspeed zero2", True),
+        ("--fsdp fsdp2", True),
+        ("--deepspeed zero3 --torch_dtype float32", False),
+        ("", False),
+    ],
+)
+def test_gradients_that_zero_sums_in_16_bits_are_told(words: str, notes: bool) -> None:
+    found = convert(f"{RUN} --model m {words}", gpus=1)
+    assert told(found, "ZeRO and FSDP reduce and add up gradients in the model's 16 bits") is notes
+
+
+def test_a_server_bounds_prompts_itself() -> None:
+    """It does not read the arguments of the trainer, and refuses what is too long for it."""
+    words = "--max_length 8192 --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1"
+    found = convert(f"{RUN} --model m {words}", gpus=1)
+    assert found.config.rollout.max_prompt_length == 8192 and found.config.data.overlong == "error"
+    assert "the server bounds prompts by the --max_length of its own command" in found.text
+    own = convert(f"{RUN} --model m --max_length 8192", gpus=1)
+    assert own.config.data.overlong == "truncate_left" and "which bounds the prompt in ms-swift" in own.text
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [("AI-ModelScope/clevr_cogen_a_train#1000", True), ("org/data", True), ("rows.jsonl", False), ("$DATA", False)],
+)
+def test_registered_data_sets_may_change_prompts(name: str, notes: bool) -> None:
+    found = convert(f"{RUN} --model m --dataset '{name}'", gpus=1)
+    assert told(found, "ms-swift may change the prompts of a data set that it registers") is notes
+    assert told(found, "Output the thinking process in <think>") is ("clevr" in name)
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [("--steps_per_generation 2", True), ("", False), ("--num_train_epochs 2", True)],
+)
+def test_what_an_epoch_drops_is_told_where_it_changes_the_steps(words: str, notes: bool) -> None:
+    run = f"{RUN.replace('batch_size 4', 'batch_size 8')} --model m --num_train_epochs 1 {words}"
+    assert told(convert(run, gpus=1), "drops the last prompts where they fill no rollout") is notes
+
+
+@pytest.mark.parametrize(("words", "notes"), [("", True), ("--scale_rewards none", False)])
+def test_the_epsilon_beside_the_deviation_is_told(words: str, notes: bool) -> None:
+    assert told(convert(f"{RUN} --model m {words}", gpus=1), "rewards + 1e-4 there, and by") is notes

@@ -7,6 +7,7 @@ import pytest
 from gspo_hpc.importers.convert import Converted, convert
 
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+OPTIM = f"{ACTOR}.optim"
 SIZES = f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8"
 MAIN = f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {SIZES}"
 DAPO = f"python3 -m recipe.dapo.main_dapo algorithm.adv_estimator=grpo {SIZES}"
@@ -33,8 +34,61 @@ def test_long_prompts_that_verl_cuts_whatever_truncation_says(words: str, notes:
 def test_an_epoch_drops_what_is_left_of_the_rows() -> None:
     found = of("trainer.total_epochs=15")
     assert told(found, "an epoch of verl is rows // 64 rollouts, and drops") and found.config.run.max_epochs == 15
-    assert not told(of("trainer.total_epochs=15", rows=7473), "an epoch of verl")
     assert of("trainer.total_epochs=15", rows=7473).config.run.max_steps == 7473 // 64 * 15 * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "notes"),
+    [
+        ("trainer.total_epochs=15", 7473, True),
+        ("trainer.total_epochs=1", 7473, False),
+        ("trainer.total_training_steps=500", None, True),
+        ("trainer.total_training_steps=117", 7473, True),
+        ("trainer.total_training_steps=116", 7473, False),
+    ],
+)
+def test_rows_that_are_left_at_the_end_of_an_epoch_shift_the_next(words: str, rows: int | None, notes: bool) -> None:
+    """A rollout here takes its prompts across the end of an epoch."""
+    assert told(of(words, rows=rows), "and drops what is left of the rows; here that goes into the next") is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("model_engine=megatron", "default bridge for Megatron keeps and sums gradients"),
+        (f"model_engine=megatron {ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32=True", ""),
+        ("", "FSDP 1 of verl 0.9 adds up the micro-batches"),
+        (f"{ACTOR}.strategy=fsdp", "FSDP 1 of verl 0.9 adds up the micro-batches"),
+        (f"{ACTOR}.strategy=fsdp2", ""),
+        (f"{ACTOR}.fsdp_config.model_dtype=fp32 {ACTOR}.fsdp_config.dtype=float32", ""),
+    ],
+)
+def test_gradients_that_are_summed_in_16_bits_are_told(words: str, notes: str) -> None:
+    found = of(words)
+    assert [line for line in found.differs if "gradients in the model's" in line or "FSDP 1 of" in line] == [
+        line for line in found.differs if notes and notes in line
+    ]
+    assert not notes or told(found, notes)
+    assert found.config.optimizer.grad_reduce_in_fp32
+
+
+def test_gradients_of_megatron_are_as_its_buffers_are_configured() -> None:
+    name = f"+{ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32"
+    assert not of(f"model_engine=megatron {name}=False").config.optimizer.grad_reduce_in_fp32
+
+
+def test_megatron_does_not_get_the_betas() -> None:
+    words = f"{OPTIM}.betas=[0.8,0.95]"
+    assert of(words).config.optimizer.adam_beta1 == 0.8
+    found = of(f"model_engine=megatron {words}")
+    assert found.config.optimizer.adam_beta1 == 0.9
+    assert any(one.name == f"{OPTIM}.betas" and "does not pass it on" in one.why for one in found.left)
+
+
+@pytest.mark.parametrize("name", ["reward_model.reward_manager", "custom_reward_function.path", "sandbox_fusion.url"])
+def test_old_names_of_rewards_that_nothing_reads_are_told(name: str) -> None:
+    assert told(of(f"{name}=dapo"), f"{name}: main_ppo of verl 0.9 does not read it")
+    assert not told(of("reward.reward_manager.name=dapo"), "main_ppo of verl 0.9 does not read it")
 
 
 def test_an_epoch_of_the_dapo_recipe_is_made_of_what_it_draws() -> None:
@@ -158,14 +212,16 @@ def test_the_bound_of_the_divergence_is_told() -> None:
     [
         ("", True),
         ("trainer.balance_batch=True", True),
-        ("trainer.balance_batch=False", False),
+        ("trainer.balance_batch=False", True),
         (f"{ACTOR}.ppo_mini_batch_size=64", False),
         (f"{ACTOR}.ppo_mini_batch_size=64 {ACTOR}.ppo_epochs=2", False),
     ],
 )
 def test_updates_that_hold_parts_of_groups_are_told(words: str, notes: bool) -> None:
-    """One update has all of its rollout, in whatever order."""
-    assert told(of(words), "orders a rollout by length over its ranks") is notes
+    """One update has all of its rollout, in whatever order. verl 0.9 reads no switch."""
+    found = of(words)
+    assert told(found, "orders a rollout by length over its ranks") is notes
+    assert told(found, "with False, only 0.9 does, which ignores it") is ("balance_batch=False" in words)
 
 
 def test_a_schedule_that_the_end_of_the_epochs_cuts_off_is_told() -> None:

@@ -145,6 +145,8 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert found.differs == (
         "k3, the KL term: a token's estimate of the divergence is 10 at most there, and has no bound here",
         "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",
+        "advantages are divided by the deviation of a group's rewards + 1e-4 there, and by the deviation alone here, "
+        "where equal rewards give 0",
     )
     awake = convert(SWIFT_DENSE.replace("--sleep_level 2", "--sleep_level 0"))
     assert "rollout.sleep_level" not in settings(awake.text) and "engines always sleep here" in " ".join(awake.dropped)
