@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.models.parts import Rope
@@ -18,16 +19,33 @@ from gspo_hpc.training import probe
 from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.sync import WeightSync
 
-SEQUENCES = np.random.default_rng(1).integers(0, 90, (4, 24)).tolist()
+CANDIDATES = 2048  # sequences
 SWAPPED = (".layers.2.", 3, 6)  # layer and experts
 _ROPES = {"theta": Rope(1e6), "scaling": Rope(5000.0, "linear", 4.0)}  # of the trainer; the model has theta 5000
+
+
+def sequences(model: str) -> list[list[int]]:
+    """Return four sequences of random tokens, of CANDIDATES those that are farthest from a tie of any router.
+
+    Near a tie rounding alone decides which experts a token goes to, one way in the trainer and the other in the engine,
+    and by the processor.
+    """
+    made = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 90, (CANDIDATES, 24)))
+    with torch.no_grad():
+        routers = made(tokens, output_router_logits=True).router_logits
+    taken = made.config.num_experts_per_tok
+    ranked = [logits.unflatten(0, tokens.shape).sort(-1, descending=True).values / logits.std() for logits in routers]
+    distance = torch.stack([one[..., taken - 1] - one[..., taken] for one in ranked]).amin((0, 2))
+    found: list[list[int]] = tokens[distance.argsort(descending=True)[:4]].tolist()
+    return found
 
 
 def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     """Return the gap without a fault, and what is said of every fault."""
     found: dict[str, Any] = {}
     engine = started(model, dtype, {})
-    weight_sync = WeightSync(made, SEQUENCES)
+    weight_sync = WeightSync(made, sequences(model))
     clean, _ = weight_sync.run(engine)
     found["clean"] = np.array(clean.gap.values())
     found["again"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
@@ -51,11 +69,11 @@ def rounded_in_16_bits(made: Policy, model: str) -> dict[str, np.ndarray]:
 
     vLLM obeys here, so it is told to round, and the gate that it was told not to.
     """
-    engine = started(model, "bfloat16", {"hf_overrides": {"head_dtype": "model"}})
-    allowed = WeightSync(made, SEQUENCES).run(engine)[0].gap
+    engine, probed = started(model, "bfloat16", {"hf_overrides": {"head_dtype": "model"}}), sequences(model)
+    allowed = WeightSync(made, probed).run(engine)[0].gap
     told, engine.settings = engine.settings, replace(engine.settings, engine_args={})
-    first = said(WeightSync(made, SEQUENCES), engine, None)
-    resumed = said(WeightSync(made, SEQUENCES), engine, allowed)  # an attempt that has the gap of the run's first sync
+    first = said(WeightSync(made, probed), engine, None)
+    resumed = said(WeightSync(made, probed), engine, allowed)  # an attempt that has the gap of the run's first sync
     engine.settings = told
     engine.close()
     found = {"allowed": allowed.values(), "head16-first": first, "head16-resumed": resumed}
@@ -65,7 +83,7 @@ def rounded_in_16_bits(made: Policy, model: str) -> dict[str, np.ndarray]:
 def rounded(made: Policy, model: str) -> dict[str, np.ndarray]:
     """Return what is said of an engine that differs from a trainer in float32 by the type of its head alone."""
     engine = started(model, "float32", {"hf_overrides": {"head_dtype": "bfloat16"}})
-    found = said(WeightSync(made, SEQUENCES), engine, Gap())
+    found = said(WeightSync(made, sequences(model)), engine, Gap())
     engine.close()
     return {"head": np.asarray(found)}
 
