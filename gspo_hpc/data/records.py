@@ -34,10 +34,14 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """One sampled answer, its reward, and its log-probs."""
+    """One sampled answer, its reward, and its log-probs.
+
+    In a conversation of several turns, tokens of the model and of its environment follow each other, the last one is
+    the model's. The model is trained on its own tokens alone, and the arrays [sampled_len] have values for these.
+    """
 
     tokens: Ints  # [response_len], with the end token if the model ended by itself
-    logprobs: Floats  # [response_len], of the sampled tokens, as the engine computed them
+    logprobs: Floats  # [sampled_len], of the sampled tokens, as the engine computed them
     text: str
     finish_reason: str  # "stop" or "length"
     seed: int
@@ -47,11 +51,17 @@ class Completion:
     failure: str | None = None  # why a grader failed; such a sample may be excluded from the update
     excluded: bool = False  # True: no part in advantages and loss
     advantage: float = 0.0
-    old_logprobs: Floats | None = None  # [response_len], under the policy that sampled it, from the trainer
-    reference_logprobs: Floats | None = None  # [response_len], under the reference model
-    selected: Flags | None = None  # [response_len], 1 for tokens whose policy term is trained; None: all are
+    old_logprobs: Floats | None = None  # [sampled_len], under the policy that sampled it, from the trainer
+    reference_logprobs: Floats | None = None  # [sampled_len], under the reference model
+    selected: Flags | None = None  # [sampled_len], 1 for tokens whose policy term is trained; None: all are
     experts: Experts | None = None  # of its tokens but the last, which no model computes
     num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
+    environment: Flags | None = None  # [response_len], 1 for tokens of the environment; None: all are the model's
+
+    @property
+    def sampled(self) -> npt.NDArray[np.intp]:
+        """The places [sampled_len] of the tokens that the model sampled."""
+        return np.arange(len(self.tokens)) if self.environment is None else np.flatnonzero(self.environment == 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +103,7 @@ class Group:
                         "selected": None if c.selected is None else _encode(c.selected),
                         "experts": _encode_experts(c.experts),
                         "num_cached_tokens": c.num_cached_tokens,
+                        "environment": None if c.environment is None else _encode(c.environment),
                     }
                     for c in self.completions
                 ],
@@ -126,6 +137,7 @@ class Group:
                     selected=_flags(c.get("selected")),
                     experts=_experts(c.get("experts")),
                     num_cached_tokens=int(c.get("num_cached_tokens", 0)),
+                    environment=_flags(c.get("environment")),
                 )
                 for c in raw["completions"]
             ),

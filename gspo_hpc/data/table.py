@@ -27,6 +27,7 @@ ROW = np.dtype(
         ("holder", "<i4"),  # rank
         ("prompt_len", "<i4"),
         ("response_len", "<i4"),
+        ("sampled_len", "<i4"),  # those of the response that the model sampled; the others are an environment's
         ("crc32", "<u4"),  # of the response's tokens
         ("reward", "<f8"),
         ("advantage", "<f8"),
@@ -116,6 +117,7 @@ class GroupTable:
                 holder,
                 len(group.prompt.tokens),
                 len(c.tokens),
+                len(c.sampled),
                 zlib.crc32(c.tokens.astype("<i4").tobytes()),
                 c.reward,
                 c.advantage,

@@ -47,7 +47,7 @@ def run(
     exchange = worker.ranks.exchange
     groups = exchange.gather_table(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
     right = are_right(groups.table, config)
-    lengths = groups.table.rows["response_len"].tolist()
+    lengths = groups.table.rows["sampled_len"].tolist()
     low, high = wilson_interval(sum(right), len(right))
     ungraded = len(right) - sum(are_graded(groups.table, config))
     scores = {

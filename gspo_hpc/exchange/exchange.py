@@ -185,7 +185,7 @@ def _packed(group: Group, index: int, *, training: bool, experts: bool) -> Item:
         return Item(group.slot, index, (group.prompt.tokens, group.prompt_experts if experts else None))
     c = group.completions[index]
     values = (c.logprobs, c.old_logprobs, c.reference_logprobs, c.selected) if training else ()
-    return Item(group.slot, index, (c.tokens, c.experts if experts else None, *values))
+    return Item(group.slot, index, (c.tokens, c.experts if experts else None, c.environment, *values))
 
 
 def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
@@ -193,7 +193,8 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
     rows = {(slot, index): row for row, (slot, index) in enumerate(table.rows[["slot", "index"]].tolist())}
     found: dict[int, Group] = {}
     for item in sorted(items, key=lambda one: (one.slot, one.index)):  # a prompt before its completions
-        tokens, experts, logprobs, old, reference, selected, *_ = (*item.arrays, None, None, None, None)
+        missing_arrays = (None,) * (wire_format.FIELDS - len(item.arrays))  # of one that stayed here
+        tokens, experts, environment, logprobs, old, reference, selected = (*item.arrays, *missing_arrays)
         assert tokens is not None
         if item.index < 0:
             found[item.slot] = Group(item.slot, Prompt(-1, tokens, "", {}), (), experts)
@@ -202,7 +203,8 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
         completion = replace(
             _NOT_HERE,
             tokens=tokens,
-            logprobs=np.zeros(len(tokens), np.float32) if logprobs is None else logprobs,
+            logprobs=np.zeros(row["sampled_len"], np.float32) if logprobs is None else logprobs,
+            environment=environment,
             excluded=bool(row["flags"] & EXCLUDED),
             advantage=float(row["advantage"]),
             num_cached_tokens=int(row["num_cached_tokens"]),
@@ -240,6 +242,7 @@ def _outline(group: Group) -> Group:
         reference_logprobs=None,
         selected=None,
         experts=None,
+        environment=None,
     )
     prompt = replace(group.prompt, tokens=_NO_TOKENS)
     return replace(group, prompt=prompt, completions=(first,), prompt_experts=None)

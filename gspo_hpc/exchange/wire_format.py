@@ -19,7 +19,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Header = npt.NDArray[np.int64]
 
-FIELDS = 6
+FIELDS = 7
 _KINDS = ("", "<i4", "<f4", "|u1", "<u2")  # by number; 0: the item has no such array
 _DIMENSIONS = 3  # at most
 _PER_FIELD = 2 + _DIMENSIONS  # kind, number of dimensions, sizes

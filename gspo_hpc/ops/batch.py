@@ -2,7 +2,7 @@
 
 Samples follow each other in `tokens` without padding, and `segments` says where each of them is. Only `part` pads.
 
-Shapes: T computed tokens of the micro-batch, S completions (samples), R response tokens that are predicted.
+Shapes: T computed tokens of the micro-batch, S completions (samples), R response tokens that the model sampled.
 
 A completion of n tokens predicts n tokens and feeds n - 1: the last prompt token predicts its first token, and its last
 token is only a target. With shared prompts, a prompt is in `tokens` once, followed by its completions::
@@ -19,6 +19,8 @@ the very start. It is called the *shared prefix*, and the prompts in the table a
     segments  [2 2 4 2 2] [6 1 7 1 2]
 
 Without sharing, every completion has its own copy of the whole prompt right before it.
+
+Tokens of an environment are fed, and nobody predicts them: they have no part in R.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class PackedBatch:
     segments: Tensor
     head_index: Tensor  # [R] int64, into tokens: the token whose hidden state predicts each response token
     targets: Tensor  # [R] int64, the response tokens
-    cu_seqlens: Tensor  # [S + 1] int32: completion s has the response tokens cu_seqlens[s]:cu_seqlens[s + 1]
+    cu_seqlens: Tensor  # [S + 1] int32: completion s has the places cu_seqlens[s]:cu_seqlens[s + 1] of R
     seq_ids: Tensor  # [R] int64: the completion of each response token
     loss_mask: Tensor  # [R] bool: False for samples that are excluded
     advantages: Tensor  # [S] fp32
@@ -100,6 +102,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     heads: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     segments: list[tuple[int, int, int, int, int]] = []
     completions: list[Completion] = []
     experts: list[tuple[Experts | None, int]] = []  # with the number of tokens
@@ -123,17 +126,20 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
             completion = group.completions[sample.index]
             length = len(completion.tokens)
             assert (prompt_len, length) == (sample.prompt_len, sample.response_len), (group.slot, sample)
-            assert prompt_len >= 1 and length >= 1 and len(completion.logprobs) == length, (group.slot, sample)
+            sampled = completion.sampled
+            assert prompt_len >= 1 and length >= 1 and len(completion.logprobs) == len(sampled), (group.slot, sample)
+            assert sampled[-1] == length - 1, f"{(group.slot, sample)} ends with what the model did not sample"
             tokens.append(completion.tokens[:-1])
             positions.append(np.arange(prompt_len, prompt_len + length - 1))
-            heads.append(np.concatenate(([last], np.arange(end, end + length - 1))))
+            heads.append(np.concatenate(([last], np.arange(end, end + length - 1)))[sampled])
+            targets.append(completion.tokens[sampled])
             segments.append((prompt_start, prompt_len - shared, end, length - 1, shared))
             completions.append(completion)
             experts.append((completion.experts, length - 1))
             keys.append((group.slot, sample.index))
             end += length - 1
 
-    lengths = np.array([len(c.tokens) for c in completions], dtype=np.int64)
+    lengths = np.array([len(found) for found in targets], dtype=np.int64)
     selected = _all_or_none([c.selected for c in completions], lengths)
     included = np.array([not c.excluded for c in completions], dtype=np.bool_)
     return PackedBatch(
@@ -141,7 +147,7 @@ def build(groups_by_slot: Mapping[int, Group], samples: Sequence[Sample], share_
         positions=_tensor(positions or [np.zeros(1)], np.int64),
         segments=torch.from_numpy(np.array(segments, dtype=np.int32).reshape(-1, 5)),
         head_index=_tensor(heads, np.int64),
-        targets=_tensor([c.tokens for c in completions], np.int64),
+        targets=_tensor(targets, np.int64),
         cu_seqlens=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
         seq_ids=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)),
         loss_mask=torch.from_numpy(np.repeat(included, lengths)),
@@ -200,7 +206,7 @@ def part(batch: PackedBatch, rank: int, size: int, multiple: int = 1) -> PackedB
 
 
 def split_by_sample(values: Tensor, batch: PackedBatch) -> dict[tuple[int, int], Floats]:
-    """Return per-token results [R] as one float32 array [response_len] per (slot, index)."""
+    """Return per-token results [R] as one float32 array [sampled_len] per (slot, index)."""
     assert values.shape == batch.targets.shape, (values.shape, batch.targets.shape)
     array = values.detach().float().cpu().numpy()
     ends = batch.cu_seqlens.tolist()

@@ -49,7 +49,7 @@ class Drawing:
             self._pass_rates |= judged.pass_rates
         if judged is not None and self._config.rollout.dynamic_sampling:
             self._signals |= judged.signals
-            for slot, tokens in judged.table.rows[["slot", "response_len"]].tolist():
+            for slot, tokens in judged.table.rows[["slot", "sampled_len"]].tolist():
                 self._tokens[slot] += tokens
         else:
             self._signals |= dict.fromkeys(slots, True)

@@ -71,7 +71,7 @@ class Progress:
             epoch=self._after.epoch,
             offset=self._after.offset,
             skipped=result is not None and result.skipped and not result.overflowed,
-            tokens=int(batch.table.rows["response_len"].sum()),
+            tokens=int(batch.table.rows["sampled_len"].sum()),
         )
         self.retired = self._after.retired
         if self.cursor.update == 0:

@@ -48,7 +48,7 @@ def step_record(
     """
     kept = table.select(~table.flagged(EXCLUDED))
     rewards = kept.rows["reward"].astype(np.float64)
-    lengths = table.rows["response_len"].astype(np.float64)
+    lengths = table.rows["sampled_len"].astype(np.float64)
     record: dict[str, Any] = {
         "step": after.step,
         "rollout": before.rollout,

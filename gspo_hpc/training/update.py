@@ -249,7 +249,7 @@ def with_selected_tokens(
     """Return the groups whose completions say which tokens are the most uncertain of their update.
 
     These are the share algorithm.top_entropy_quantile of the tokens that have a part in the loss. `entropies`
-    [response_len] are those of completions that this rank holds, under the weights that sampled: so the choice is the
+    [sampled_len] are those of completions that this rank holds, under the weights that sampled: so the choice is the
     same for every update that repeats a completion, and is saved with the rollout. Collective.
     """
     assert config.batch.global_batch_size and config.batch.num_generations
@@ -296,7 +296,7 @@ def step(
     """
     table = groups.table
     counted = in_loss(table, config)
-    lengths, slots = table.rows["response_len"][counted], table.rows["slot"][counted]
+    lengths, slots = table.rows["sampled_len"][counted], table.rows["slot"][counted]
     size = BatchSize(int(counted.sum()), int(lengths.sum()), len(np.unique(slots)), config.rollout.max_response_length)
     denominator = objective.denominator(size)
     # Without a KL term in the loss or an entropy bonus, a completion of advantage 0 has a gradient of exactly 0: it

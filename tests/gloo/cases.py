@@ -92,7 +92,10 @@ def config(model: str, world: int, model_dtype: str = "float32", **sections: Any
 
 
 def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90) -> list[Group]:
-    """Groups of very different lengths, whose prompts begin alike, with old log-probs near the truth of nobody."""
+    """Groups of very different lengths, whose prompts begin alike, with old log-probs near the truth of nobody.
+
+    Some completions hold tokens of an environment.
+    """
     rng = np.random.default_rng(seed)
     shared_prefix = rng.integers(0, vocabulary, 18)
     made = []
@@ -102,10 +105,16 @@ def groups(seed: int = 0, count: int = 3, samples: int = 4, vocabulary: int = 90
         completions = []
         for index in range(samples):
             length = int(rng.integers(1, 24))
+            environment = None
+            if index > 1 and length > 8:  # a conversation: the model, its environment once or twice, the model
+                environment = np.zeros(length, np.uint8)
+                environment[[2, 3, *range(5, length - 3)]] = 1
+            sampled = length if environment is None else int((environment == 0).sum())
             completions.append(
                 Completion(
                     tokens=rng.integers(0, vocabulary, length).astype(np.int32),
-                    logprobs=np.full(length, -4.0, np.float32),
+                    logprobs=np.full(sampled, -4.0, np.float32),
+                    environment=environment,
                     text="",
                     finish_reason="stop",
                     seed=index,

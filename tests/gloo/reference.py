@@ -56,8 +56,9 @@ def huggingface_logprobs(folder: Path, given: bool = False) -> Arrays:
             with torch.no_grad(), _Routers(experts, layers) if layers else contextlib.nullcontext() as routers:
                 logits = model(tokens[None]).logits[0]
             logprobs = torch.log_softmax(logits[:-1].float(), -1).gather(1, tokens[1:, None])[:, 0]
-            result[f"{group.slot}-{index}"] = logprobs[len(group.prompt.tokens) - 1 :].numpy()
-            result[f"logits/{group.slot}-{index}"] = logits[len(group.prompt.tokens) - 1 : -1].numpy()
+            places = len(group.prompt.tokens) - 1 + completion.sampled
+            result[f"{group.slot}-{index}"] = logprobs.numpy()[places]
+            result[f"logits/{group.slot}-{index}"] = logits.numpy()[places]
             for layer, own in routers.own.items() if layers else ():
                 result[f"experts/{group.slot}-{index}-{layer}"] = np.sort(own, -1)
     return result

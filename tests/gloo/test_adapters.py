@@ -102,7 +102,7 @@ def test_logprobs_and_gradients_equal_those_of_peft(
     for group, index, completion in every:
         tokens = torch.tensor(np.concatenate([group.prompt.tokens, completion.tokens]), dtype=torch.int64)
         logprobs = adapted(tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
-        mine = logprobs[len(group.prompt.tokens) - 1 :]
+        mine = logprobs[len(group.prompt.tokens) - 1 :][torch.from_numpy(completion.sampled)]
         np.testing.assert_allclose(found[f"logprobs/{group.slot}-{index}"], mine.detach().numpy(), rtol=1e-5, atol=1e-4)
         loss = loss - completion.advantage * (mine - mine.detach()).mean().exp() / len(every)
     loss.backward()

@@ -107,12 +107,21 @@ class SampleRecord(StepObserver):
             seed=c.seed,
             tokens=c.tokens.tolist(),
             token_texts=[self._texts[token] for token in c.tokens.tolist()],
-            rollout_logprobs=shortest(c.logprobs),
-            old_logprobs=None if c.old_logprobs is None else shortest(c.old_logprobs),
-            logprobs=None if logprobs is None else shortest(logprobs),
-            reference_logprobs=None if c.reference_logprobs is None else shortest(c.reference_logprobs),
-            ratios=None if ratios is None else shortest(ratios),
+            rollout_logprobs=_by_token(c, c.logprobs),
+            old_logprobs=_by_token(c, c.old_logprobs),
+            logprobs=_by_token(c, logprobs),
+            reference_logprobs=_by_token(c, c.reference_logprobs),
+            ratios=_by_token(c, ratios),
         )
+
+
+def _by_token(c: Completion, values: Floats | None) -> Any:
+    """Return values of sampled tokens with None in the place of each token of an environment; None for None."""
+    if values is None or c.environment is None:
+        return None if values is None else shortest(values)
+    found = np.full(len(c.tokens), np.nan, np.float32)
+    found[c.sampled] = values
+    return shortest(found)
 
 
 def shortest(values: Floats) -> Numbers:

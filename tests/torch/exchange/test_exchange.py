@@ -39,9 +39,11 @@ def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -
 
     def completion(slot: int, index: int) -> Completion:
         n = 1 if index == samples - 1 else int(rng.integers(2, length))
+        environment = np.append(rng.integers(0, 2, n - 1), 0).astype(np.uint8) if index == 1 else None
+        sampled = n if environment is None else int((environment == 0).sum())
         return Completion(
             rng.integers(0, 90, n).astype(np.int32),
-            floats(n),
+            floats(sampled),
             f"answer {slot}-{index}",
             "stop",
             7,
@@ -50,11 +52,12 @@ def make_groups(count: int, samples: int = 3, length: int = 20, seed: int = 0) -
             failure="it raised" if (slot + index) % 4 == 0 else None,
             excluded=index == 1,
             advantage=float(np.float32(index) - np.float32(0.3)),
-            old_logprobs=floats(n),
-            reference_logprobs=floats(n),
-            selected=rng.integers(0, 2, n).astype(np.uint8),
+            old_logprobs=floats(sampled),
+            reference_logprobs=floats(sampled),
+            selected=rng.integers(0, 2, sampled).astype(np.uint8),
             experts=experts(n - 1, slot),
             num_cached_tokens=16 * index,
+            environment=environment,
         )
 
     return [

@@ -17,27 +17,37 @@ from gspo_hpc.ops.attention import lanes_of, own_tokens, seen_keys
 from gspo_hpc.ops.batch import SHARED_PREFIX, build, part, split_by_sample, split_experts
 
 
+BY_TOKEN = ("logprobs", "old_logprobs", "reference_logprobs", "selected")
+
+
 def group(
     slot: int, prompt_len: int, lengths: list[int], seed: int, excluded: frozenset[int] = frozenset(), opening: int = 0
 ) -> Group:
-    """A group whose arrays are all different, but for the first `opening` tokens of its prompt."""
+    """A group whose arrays are all different, but for the first `opening` tokens of its prompt.
+
+    Every second completion has tokens of an environment; the last one is the model's.
+    """
     rng = np.random.default_rng(seed + 1000 * slot)
-    completions = tuple(
-        Completion(
+
+    def completion(i: int, n: int) -> Completion:
+        environment = np.append(rng.integers(0, 2, n - 1), 0).astype(np.uint8) if i % 2 else None
+        sampled = n if environment is None else int((environment == 0).sum())
+        return Completion(
             tokens=rng.integers(0, 1 << 30, n).astype(np.int32),
-            logprobs=rng.standard_normal(n).astype(np.float32),
+            logprobs=rng.standard_normal(sampled).astype(np.float32),
             text="",
             finish_reason="stop",
             seed=0,
             excluded=i in excluded,
             advantage=float(rng.standard_normal()),
-            old_logprobs=rng.standard_normal(n).astype(np.float32),
-            reference_logprobs=rng.standard_normal(n).astype(np.float32),
-            selected=rng.integers(0, 2, n).astype(np.uint8),
+            old_logprobs=rng.standard_normal(sampled).astype(np.float32),
+            reference_logprobs=rng.standard_normal(sampled).astype(np.float32),
+            selected=rng.integers(0, 2, sampled).astype(np.uint8),
             experts=rng.integers(0, 300, (n - 1, 3, 2)).astype(np.uint16),
+            environment=environment,
         )
-        for i, n in enumerate(lengths)
-    )
+
+    completions = tuple(completion(i, n) for i, n in enumerate(lengths))
     prompt = np.concatenate((np.arange(opening), rng.integers(1 << 20, 1 << 30, prompt_len))).astype(np.int32)
     experts = rng.integers(0, 300, (opening + prompt_len, 3, 2)).astype(np.uint16)
     experts[:opening] = np.arange(opening)[:, None, None]  # alike, too
@@ -88,11 +98,12 @@ def test_every_token_is_where_it_belongs(made: tuple[dict[int, Group], list[Samp
         assert np.array_equal(batch.experts[place].numpy(), groups[slot].prompt_experts)
         assert np.array_equal(batch.experts[start : start + fed].numpy(), completion.experts)
         a, b = batch.cu_seqlens[s : s + 2].tolist()
-        assert batch.targets[a:b].tolist() == response
-        # Each response token is predicted from the token before it, at the position before it.
-        assert batch.tokens[batch.head_index[a:b]].tolist() == [prompt[-1], *response[:-1]]
-        expected = list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
-        assert batch.positions[batch.head_index[a:b]].tolist() == expected
+        flags = [0] * len(response) if completion.environment is None else completion.environment.tolist()
+        sampled = [place for place, flag in enumerate(flags) if not flag]
+        assert batch.targets[a:b].tolist() == [response[place] for place in sampled]
+        # Each token that the model sampled is predicted from the token before it, at the position before it.
+        assert batch.tokens[batch.head_index[a:b]].tolist() == [[prompt[-1], *response[:-1]][one] for one in sampled]
+        assert batch.positions[batch.head_index[a:b]].tolist() == [len(prompt) - 1 + place for place in sampled]
         assert set(batch.seq_ids[a:b].tolist()) == {s}
         assert set(batch.loss_mask[a:b].tolist()) == {not completion.excluded}
         assert batch.advantages[s].item() == np.float32(completion.advantage)
@@ -142,6 +153,8 @@ def test_tokens_whose_experts_are_not_known() -> None:
 
 def test_the_picture_in_the_legend() -> None:
     made = group(0, 4, [4, 3, 2], 0)
+    plain = dataclasses.replace(made.completions[1], environment=None, **dict.fromkeys(BY_TOKEN, np.zeros(3)))
+    made = made.with_completions((made.completions[0], plain, made.completions[2]))
     batch = build({0: made}, [Sample(0, i, 4, n) for i, n in enumerate((4, 3, 2))], True)
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 4, 5, 4]
     assert batch.segments.tolist() == [[0, 4, 4, 3, 0], [0, 4, 7, 2, 0], [0, 4, 9, 1, 0]]

@@ -20,9 +20,12 @@ NUMBERS = st.floats(width=64) | st.sampled_from([0.1, -0.0, float("inf")])
 @st.composite
 def completions(draw: st.DrawFn) -> Completion:
     tokens = np.array(draw(st.lists(st.integers(0, 2**31 - 1), max_size=4)), np.int32)
+    flags = st.lists(st.integers(0, 1), min_size=len(tokens), max_size=len(tokens))
+    environment = draw(st.none() | flags.map(lambda made: np.array(made, np.uint8)))
+    sampled = len(tokens) if environment is None else int((environment == 0).sum())
     return Completion(
         tokens,
-        np.zeros(len(tokens), np.float32),
+        np.zeros(sampled, np.float32),
         "",
         draw(st.sampled_from(["stop", "length"])),
         0,
@@ -32,6 +35,7 @@ def completions(draw: st.DrawFn) -> Completion:
         excluded=draw(st.booleans()),
         advantage=draw(NUMBERS),
         num_cached_tokens=draw(st.integers(0, 2**20)),
+        environment=environment,
     )
 
 
@@ -62,6 +66,7 @@ def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], r
         row = table.rows[place]
         assert (row["slot"], row["index"]) == (group.slot, index)
         assert (row["prompt_len"], row["response_len"]) == (len(group.prompt.tokens), len(completion.tokens))
+        assert row["sampled_len"] == len(completion.logprobs)
         assert same(row["reward"], completion.reward) and same(row["advantage"], completion.advantage)
         assert row["num_cached_tokens"] == completion.num_cached_tokens
         flags = (completion.excluded, completion.failure is not None, completion.finish_reason == "length")

@@ -28,7 +28,8 @@ def make_group(slot: int, text: str = "1 + 1", seed: int = 3) -> Group:
     few = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
     many = np.array([[[256, 65535]]], dtype=np.uint16)
     prompt = Prompt(slot, tokens, text, {"answer": "ä\u2028"})
-    return Group(slot, prompt, (replace(completion, experts=few), completion), many)
+    turns = replace(completion, logprobs=logprobs[1:], old_logprobs=None, environment=np.array([0, 1, 0], np.uint8))
+    return Group(slot, prompt, (replace(completion, experts=few), completion, turns), many)
 
 
 def lines(groups: dict[int, Group]) -> dict[int, str]:
