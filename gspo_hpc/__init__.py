@@ -1,4 +1,4 @@
-"""GSPO training of language models on Slurm, with Megatron-Core and colocated vLLM engines.
+"""GSPO training of language models on Slurm, with Megatron-Core and vLLM.
 
 The names in ``__all__`` are the Python interface, which docs/notebook.ipynb shows in use. They are imported when they
 are first used, so that ``import gspo_hpc`` needs nothing but the standard library.

@@ -98,8 +98,8 @@ def with_algorithm(config: Config, name: str, **settings: Any) -> Config:
 
     Args:
         config: A config.
-        name: ``"gspo"``, ``"grpo"`` or ``"gspo_token"``, or ``"path/to/file.py:Class"``. The class is derived from
-            ``SequenceRatio`` or ``TokenRatio`` of ``gspo_hpc.algorithms.objective``; its file is run.
+        name: A built-in one (docs/algorithms.md), such as ``"gspo"``, or ``"path/to/file.py:Class"``. The class is
+            derived from ``SequenceRatio`` or ``TokenRatio`` of ``gspo_hpc.algorithms.objective``; its file is run.
         **settings: Settings of the algorithm, such as ``clip_low``; others have the algorithm's own defaults.
 
     Returns:

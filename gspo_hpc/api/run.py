@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.runs import reader
+from gspo_hpc.runs import learning, reader
 from gspo_hpc.system.terminal import pasteable
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ class Run:
     def __repr__(self) -> str:
         """Show the path, the state and the step."""
         data = reader.read_run(self.path)
-        return f"Run({str(self.path)!r}, {data.state}, step {data.steps} of {data.max_steps})"
+        worry = f", {self.worry}" if self.worry else ""
+        return f"Run({str(self.path)!r}, {data.state}, step {data.steps} of {data.max_steps}{worry})"
 
     @property
     def config(self) -> Config | None:
@@ -42,12 +43,18 @@ class Run:
         attempts = reader.read_run(self.path).attempts
         return attempts[-1].detail if attempts else ""
 
+    @property
+    def worry(self) -> str:
+        """A clause on what the run has learnt, such as "learnt nothing: ..."; empty if nothing is wrong."""
+        found = learning.judge(reader.read_run(self.path).records)
+        return "" if found is None else found.worry
+
     def metrics(self) -> list[dict[str, Any]]:
         """Read the records of all steps, by step.
 
         Returns:
             The objects of metrics.jsonl: "step", "reward", "loss", "eval/accuracy" where there was an evaluation, and
-            the others that ``gspo-hpc logs --columns`` explains. Numbers that were not finite are None.
+            the others that docs/metrics.md explains. Numbers that were not finite are None.
 
         Example:
             >>> run = gspo_hpc.open_run("runs/demo")
@@ -132,6 +139,14 @@ def findings(run_dir: Path) -> list[ShownFinding]:
         return [pasteable(place, run_dir) for place in places]
 
     return [
-        ShownFinding(one.severity, one.name.replace("_", " "), one.cause, one.evidence, one.settings, look(one.look))
+        ShownFinding(
+            one.severity,
+            one.name.replace("_", " "),
+            one.cause,
+            one.evidence,
+            one.on_resume,
+            one.new_run,
+            look(one.look),
+        )
         for one in gather.diagnose(run_dir).symptoms
     ]

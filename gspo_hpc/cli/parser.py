@@ -49,7 +49,7 @@ _PROGRAM = "gspo-hpc"
 _LAYOUT: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
 _EPILOG = """\
 gspo-hpc COMMAND --help explains a command with examples.
-exit codes: 0 done, 1 failed, 2 refused before anything began, 3 an incomplete plan,
+exit codes: 0 done, 1 failed, 2 refused before the first step, 3 an incomplete plan,
 75 stopped and saved, can be resumed"""
 
 
@@ -113,7 +113,7 @@ def parsers(complete: Collection[str] = ()) -> tuple[Parser, dict[str, Parser]]:
     top = Parser(
         prog=_PROGRAM,
         **_LAYOUT,
-        description="Train language models with GSPO: Megatron-Core trains, vLLM generates on the same GPUs.",
+        description="Train language models with GSPO: Megatron-Core trains, vLLM generates.",
         epilog=_EPILOG,
     )
     top.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")

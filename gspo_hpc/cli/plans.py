@@ -80,10 +80,13 @@ def plan(
     from gspo_hpc.cli.pages import render
 
     lines: list[tuple[str, str]] = []
-    if found.memory is not None and not found.broken and not found.errors:
+    if not found.broken and not found.errors:
         from gspo_hpc.cli.pages import estimates
 
-        lines = [*estimates.answer(found.memory, config, times, price)]
+        if found.memory is not None:
+            lines = [*estimates.answer(found.memory, config, times, price)]
+        elif config.model.path is not None:
+            lines = [*estimates.no_answer(config)]
     render.show(plan_page.page(name, config, found, places, offered, answer=lines, unchecked=unchecked, ranks=ranks))
     if found.memory is not None:
         from gspo_hpc.cli.pages import estimates
@@ -159,6 +162,10 @@ def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> 
             yield f"{problem.key} {problem.text}{counted}. {problem.absent}."
     if found.runnable is False or found.unknown_model is not None:
         return
+    yield (
+        "Prompts as tokens, what vLLM refuses, and the memory that is really taken: ranks find these before the first "
+        "step."
+    )
     machine = "the cluster" if config.cluster.nodes > 1 else "this machine"
     yield (
         f"Rows of the data after the first ones, what your own reward functions return, and {machine}: gspo-hpc doctor "

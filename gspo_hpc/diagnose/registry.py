@@ -53,6 +53,11 @@ class Symptom:
     resumable: bool = True  # whether this run may be resumed with all of the settings
     new_run: tuple[str, ...] = ()  # those of the settings that only a new run can have
 
+    @property
+    def on_resume(self) -> tuple[str, ...]:
+        """The settings with which this run may be resumed."""
+        return tuple(one for one in self.settings if one not in self.new_run)
+
     def to_json(self) -> dict[str, Any]:
         """Return the object for --json."""
         return {key: list(part) if isinstance(part, tuple) else part for key, part in asdict(self).items()}

@@ -193,8 +193,8 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
     rows = {(slot, index): row for row, (slot, index) in enumerate(table.rows[["slot", "index"]].tolist())}
     found: dict[int, Group] = {}
     for item in sorted(items, key=lambda one: (one.slot, one.index)):  # a prompt before its completions
-        missing_arrays = (None,) * (wire_format.FIELDS - len(item.arrays))  # of one that stayed here
-        tokens, experts, environment, logprobs, old, reference, selected = (*item.arrays, *missing_arrays)
+        arrays = [*item.arrays, *[None] * (wire_format.FIELDS - len(item.arrays))]  # of one that stayed here, fewer
+        tokens, experts, environment, logprobs, old, reference, selected = arrays
         assert tokens is not None
         if item.index < 0:
             found[item.slot] = Group(item.slot, Prompt(-1, tokens, "", {}), (), experts)

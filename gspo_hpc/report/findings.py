@@ -14,5 +14,6 @@ class ShownFinding:
     title: str
     cause: str
     evidence: Sequence[str]  # numbers, and lines of logs
-    settings: Sequence[str] = ()  # changes that help, as key=value
+    settings: Sequence[str] = ()  # changes that help, as key=value; this run may be resumed with them
+    new_run: Sequence[str] = ()  # those that only a new run can have
     look: Sequence[str] = ()  # where to look next

@@ -37,8 +37,8 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
         yield text((symptom.severity, _COLOURS[symptom.severity]), "  ", (symptom.name, "bold"))
         yield from (item("  evidence ", evidence) for evidence in symptom.evidence)
         yield item("  cause    ", symptom.cause)
-        if on_resume := [one for one in symptom.settings if one not in symptom.new_run]:
-            yield item("  set      ", f"{' or '.join(on_resume)}   (may change when this run is resumed)")
+        if symptom.on_resume:
+            yield item("  set      ", f"{' or '.join(symptom.on_resume)}   (may change when this run is resumed)")
         if symptom.new_run:
             yield item("  set      ", f"{' or '.join(symptom.new_run)}   (only for a new run)")
         yield from (item("  next     ", pasteable(place, run.path)) for place in symptom.look)

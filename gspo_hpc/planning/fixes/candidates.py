@@ -337,7 +337,9 @@ def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     fields = plan.models.fields(config.data.train) if config.data.train is not None else None
     if fields is None or config.data.prompt_key in fields:
         return {}
-    return {"data.prompt_key": {name for name in fields if name.lower() in PROMPT_FIELDS} or set(fields)}
+    usual = {name for name in fields if name.lower() in PROMPT_FIELDS}
+    alike = nearest(config.data.prompt_key, fields)  # a name that is misspelt, in the data or in the config
+    return {"data.prompt_key": usual or ({alike} if alike is not None else set(fields))}
 
 
 def _signals(config: Config) -> dict[str, set[Any]]:

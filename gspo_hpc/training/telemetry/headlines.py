@@ -75,7 +75,8 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
     if reason == "done":
         named = shlex.quote(str(run))
-        yield f"next: {own} report {named}, {own} export {named} --out FOLDER; a higher run.max_steps goes on", False
+        more = "then a new run" if nothing else f"{own} export {named} --out FOLDER; a higher run.max_steps goes on"
+        yield f"next: {own} report {named}, {more}", False
     else:
         yield "next: the same command goes on from there", False
 

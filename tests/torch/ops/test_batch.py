@@ -16,7 +16,6 @@ from gspo_hpc.ops import batch as batch_module
 from gspo_hpc.ops.attention import lanes_of, own_tokens, seen_keys
 from gspo_hpc.ops.batch import SHARED_PREFIX, build, part, split_by_sample, split_experts
 
-
 BY_TOKEN = ("logprobs", "old_logprobs", "reference_logprobs", "selected")
 
 

@@ -71,7 +71,9 @@ def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str
     assert "broken rule" in small[0] and small[2] == "Broken rules" and not any("  fits" in line for line in small)
     words = ("cluster.platform=cpu", "cluster.gpu=null", "model.dtype=float32", "cluster.gpus_per_node=8")
     cpu = printed(capsys, preset, *words)
-    assert cpu[2] == "Not checked", cpu[:6]  # nothing is estimated for CPUs
+    assert cpu[1] == "  fits    not estimated: cluster.platform is cpu, and estimates are for GPUs"
+    assert cpu[2].startswith("  time    not estimated; ") and cpu[3] == "  run     400 steps"
+    assert cpu[5] == "Not checked" and "ranks find these before the first step" in " ".join(cpu[6:9])
 
 
 def test_what_is_missing_for_a_time_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

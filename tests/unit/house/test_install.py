@@ -115,3 +115,25 @@ def test_blocks_of_commands_can_be_pasted(page: str) -> None:
     for block in pages.blocks(read(f"docs/{page}.md"), "bash"):
         done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
         assert done.returncode == 0 and "…" not in block and not re.search(r"(?m)^\$ ", block), block
+
+
+def test_install_lines_and_the_recipe_name_what_is_there() -> None:
+    """Extras of setup.cfg, options of pip, and files of this checkout: a misspelt one ends an installation."""
+    setup = configparser.ConfigParser()
+    setup.read_string(read("setup.cfg"))
+    extras = set(setup["options.extras_require"])
+    recipe = read("slurm/container/Containerfile")
+    for text in (PAGE, recipe):
+        lines = text.replace("\\\n", " ").splitlines()
+        installed = [line for line in lines if re.search(r"pip install .*\.\[", line)]
+        assert installed, "no line installs the package with an extra"
+        for line in installed:
+            asked = {extra for group in re.findall(r"\.\[([\w,]+)\]", line) for extra in group.split(",")}
+            assert asked and asked <= extras, line
+            assert ("--no-build-isolation" in line) == ("gpu" in asked), line
+    options = set(re.findall(r"pip install[^\n]* (--no-[\w-]+)", PAGE + recipe.replace("\\\n", " ")))
+    assert options == {"--no-build-isolation", "--no-build-isolation-package"}
+    used = re.findall(r"/opt/gspo_hpc/source/([\w./-]+)", recipe)
+    named = [path.replace("${SET}", re.findall(r"ARG SET=(\S+)", recipe)[0]) for path in used]
+    files = [path for path in named if "." in path]
+    assert files and [path for path in files if not (pages.PROJECT / path).exists()] == []

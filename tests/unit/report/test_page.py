@@ -453,6 +453,15 @@ def test_findings_come_first_and_are_escaped(tmp_path: Path, capsys: pytest.Capt
     for one in symptoms:
         assert one["name"].replace("_", " ") in text and one["cause"] in text, one
         assert all(" ".join(line.split()) in " ".join(text.split()) for line in one["evidence"]), one
+    own = [one for one in symptoms if one["settings"]]
+    assert any(one["new_run"] for one in own) and any(set(one["settings"]) - {*one["new_run"]} for one in own)
+    main(["diagnose", str(run.path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    for one in own:
+        on_resume = " or ".join(name for name in one["settings"] if name not in one["new_run"])
+        for names, when in ((on_resume, "may change when this run is resumed"), (one["new_run"], "only for a new run")):
+            line = names if isinstance(names, str) else " or ".join(names)
+            assert not line or (f"set {line} ({when})" in text and f"set {line} ({when})" in printed), (line, when)
     assert "<img" not in html and "&lt;img src=x&gt; &amp; more" in html
     healthy = write_report(make_run(tmp_path / "other", FULL).path).read_text()
     assert "What needs a look" not in healthy
@@ -477,6 +486,9 @@ def test_a_watched_report_is_written_until_the_run_is_over(
     assert "refresh" not in (run.path / "report.html").read_text()
     assert capsys.readouterr().out == f"{run.path / 'report.html'}\n"
     assert main(["report", str(run.path), "--watch", "--every", "0"]) == 2
+    capsys.readouterr()
+    assert main(["report", str(run.path), "--watch", "--compare", str(run.path)]) == 2
+    assert "leave out --watch" in capsys.readouterr().err
 
 
 def test_what_failed_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -> None:

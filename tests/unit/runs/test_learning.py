@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.api.run import Run
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
 from gspo_hpc.diagnose.gather import diagnose
@@ -131,6 +132,9 @@ def test_every_place_shows_the_same(
     lines = list(closing(run.load_config(), run.read_metrics(), "done", run.path))
     assert lines[0][0].startswith("done, but learnt nothing: 4 steps" if worry else "done: 4 steps")
     assert [bad for _, bad in lines] == [bool(worry), bool(worry), False, False] and worry in lines[1][0]
+    assert (" export " in lines[3][0]) is not bool(worry), "nobody exports a model that learnt nothing"
+    seen = Run(run.path)
+    assert seen.worry == worry and (worry in repr(seen)) and repr(seen).endswith(f"{worry})" if worry else "of 4)")
     problems = {one.name for one in diagnose(run.path).symptoms if one.severity == "problem"}
     assert bool(problems & {"learnt_nothing", "reward_always_zero"}) is bool(worry)
     sent = messages(run, monkeypatch)

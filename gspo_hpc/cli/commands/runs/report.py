@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     for path in args.run_dirs:
         require_path(path, "run directory")
+    if args.compare and args.watch:
+        raise ValueError("--compare writes its page once: leave out --watch, which follows one run")
     if args.compare or SweepDir(args.run_dirs[0]).exists:
         from gspo_hpc.report.compare import write_comparison
 
