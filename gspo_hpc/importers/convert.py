@@ -113,6 +113,16 @@ def convert(
         raise ValueError(
             f"no argument of {project} that says how to train is in it, so there is nothing to convert{why}"
         )
+    if config.model.path is not None and "seed-oss" in config.model.path.lower():
+        draft.differs.append(
+            f"{config.model.path}: updates have the dropout of its config.json there (0.1 where it gives none), and "
+            "none here"
+        )
+    if config.moe.aux_loss_coeff or config.moe.z_loss_coeff:
+        draft.differs.append(
+            "losses of the routers are means over the tokens of a micro-batch, in which a prompt counts once for its "
+            "group; there it counts with each completion, as here with batch.share_prompts: false"
+        )
     dropped = report.by_reason(left, sign)
     unknown = f"not known as arguments of {project}: " + "; ".join(argument.given for argument in strange)
     head = [

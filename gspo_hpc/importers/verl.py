@@ -317,6 +317,9 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> N
                     draft.put(key, float(text), f"{OPTIM}.betas")
                 except ValueError:
                     draft.wrong(f"{OPTIM}.betas", "must be two numbers")
+    for key, beta in (("optimizer.adam_beta1", "adam_beta1"), ("optimizer.adam_beta2", "adam_beta2")) * megatron:
+        if draft.given(name := f"{OPTIM}.override_optimizer_config.{beta}"):
+            draft.put(key, draft.number(name, 0.9 if beta == "adam_beta1" else 0.999), name)
     eps = f"{OPTIM}.override_optimizer_config.{'adam_eps' if megatron else 'eps'}"
     if draft.given(eps) and trainer != "veomni":  # VeOmni's optimizer takes nothing of this mapping
         draft.put("optimizer.adam_eps", draft.number(eps, 1e-8), eps)
@@ -337,13 +340,16 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> N
     name = f"{OPTIM}.lr_warmup_steps"
     warm = draft.whole(name, -1, least=-1) or 0
     ratio = f"{OPTIM}.lr_warmup_steps_ratio"
+    if trainer == "veomni" and warm > 0:
+        draft.drop(name, "verl's VeOmni reads lr_warmup_steps_ratio alone")
+        warm = 0
     if warm > 0:
         text = f"lr_warmup_steps {warm} x {updates} updates of a rollout"
         draft.put("optimizer.lr_warmup_steps", warm * updates, name, text)
         draft.drop(ratio, "lr_warmup_steps takes precedence over it")
     else:
         share = draft.number(ratio, 0.0)
-        if share:
+        if share and trainer != "veomni":
             draft.drop(name, "verl reads lr_warmup_steps_ratio where it is 0 or less")
         draft.credit("optimizer.lr_warmup_steps", name)
         parts.warmup(draft, share, ratio, whole)

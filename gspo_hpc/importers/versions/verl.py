@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.verl_layout import ACTOR, OPTIM
 
+_MODEL = "actor_rollout_ref.model"
 _LEGACY = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")  # sections that reward.* took the place of
 
 
@@ -16,6 +19,9 @@ def tell(draft: Draft, trainer: str, updates: int) -> None:
     _prompts(draft)
     _rewards(draft)
     _gradients(draft, trainer)
+    _adapters(draft)
+    if megatron:
+        _frozen(draft)
     if not megatron:
         _bound(draft)
     _rate(draft, updates)
@@ -75,6 +81,25 @@ def _gradients(draft: Draft, trainer: str) -> None:
         draft.differs.append(
             "FSDP 1 of verl 0.9 adds up the micro-batches of an update in the model's 16 bits; here and up to 0.8 the "
             "sum is in float32"
+        )
+
+
+def _adapters(draft: Draft) -> None:
+    """Tell that engines compute with adapters as they are."""
+    if "adapter.type" in draft.settings and not draft.switch(f"{_MODEL}.lora.merge"):
+        draft.differs.append(
+            "engines of verl compute with adapters beside the weights (without lora.merge); here they get merged "
+            "weights, rounded to the model's type (docs/lora.md)"
+        )
+
+
+def _frozen(draft: Draft) -> None:
+    """Tell which weights a bridge does not train."""
+    path = str(draft.settings.get("model.path", ("",))[0])
+    if re.search(r"(?i)qwen3-vl-\d+b-a\d+b", path) and not draft.switch(f"{ACTOR}.megatron.vanilla_mbridge"):
+        draft.differs.append(
+            f"{path}: verl 0.9's bridge trains the merger of images alone, unless override_transformer_config has "
+            "freeze_language_model=False"
         )
 
 

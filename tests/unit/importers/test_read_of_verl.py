@@ -228,3 +228,44 @@ def test_a_schedule_that_the_end_of_the_epochs_cuts_off_is_told() -> None:
     words = "trainer.total_training_steps=500 trainer.total_epochs=5"
     assert told(of(words, rows=2101), "is what the learning rate decays over there")
     assert not told(of(words, rows=10**6), "is what the learning rate decays over there")
+
+
+def test_betas_of_megatron_that_are_passed_on() -> None:
+    words = f"model_engine=megatron +{OPTIM}.override_optimizer_config.adam_beta2=0.95"
+    assert of(words).config.optimizer.adam_beta2 == 0.95
+    assert of(words.replace("model_engine=megatron ", "")).config.optimizer.adam_beta2 == 0.999
+
+
+def test_veomni_warms_up_by_the_ratio_alone() -> None:
+    words = f"{OPTIM}.lr_warmup_steps=10"
+    assert of(words).config.optimizer.lr_warmup_steps == 20
+    found = of(f"model_engine=veomni {words}")
+    assert found.config.optimizer.lr_warmup_steps == 0
+    assert any(one.name.endswith("lr_warmup_steps") and "VeOmni reads" in one.why for one in found.left)
+
+
+@pytest.mark.parametrize(
+    ("words", "word", "notes"),
+    [
+        (f"{MODEL}.lora_rank=8", "compute with adapters beside the weights", True),
+        ("", "compute with adapters beside the weights", False),
+        (f"model_engine=megatron {MODEL}.lora.rank=8 {MODEL}.lora.merge=True", "compute with adapters beside", False),
+        (
+            f"model_engine=megatron {MODEL}.path=Qwen/Qwen3-VL-30B-A3B-Instruct",
+            "the merger of images alone",
+            True,
+        ),
+        (f"{MODEL}.path=Qwen/Qwen3-VL-30B-A3B-Instruct", "the merger of images alone", False),
+        (f"model_engine=megatron {MODEL}.path=Qwen/Qwen3-VL-8B-Instruct", "the merger of images alone", False),
+        (f"{MODEL}.path=ByteDance-Seed/Seed-OSS-36B-Instruct", "updates have the dropout", True),
+        (f"{MODEL}.path=Qwen/Qwen3-8B", "updates have the dropout", False),
+        (
+            f"model_engine=megatron +{ACTOR}.megatron.override_transformer_config.moe_z_loss_coeff=0.001",
+            "losses of the routers are means",
+            True,
+        ),
+        ("model_engine=megatron", "losses of the routers are means", False),
+    ],
+)
+def test_what_a_second_reader_found(words: str, word: str, notes: bool) -> None:
+    assert told(of(words), word) is notes
