@@ -80,13 +80,12 @@ def plan(
     from gspo_hpc.cli.pages import render
 
     lines: list[tuple[str, str]] = []
-    if not found.broken and not found.errors:
+    if found.memory is not None and not found.broken and not found.errors:
         from gspo_hpc.cli.pages import estimates
 
-        if found.memory is not None:
-            lines = [*estimates.answer(found.memory, config, times, price)]
-        elif config.model.path is not None:
-            lines = [*estimates.no_answer(config)]
+        lines = [*estimates.answer(found.memory, config, times, price)]
+    elif config.model.path is not None and not found.broken and not found.errors:
+        lines = [*plan_page.no_answer(config)]
     render.show(plan_page.page(name, config, found, places, offered, answer=lines, unchecked=unchecked, ranks=ranks))
     if found.memory is not None:
         from gspo_hpc.cli.pages import estimates

@@ -50,17 +50,6 @@ def answer(
     yield "run", f"{hours} hours for {times.steps:,} steps, {gpu_hours} GPU-hours; {cost}"
 
 
-def no_answer(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the same three rows where nothing is estimated, with the reason."""
-    lacking = "the model's sizes are not known"
-    if config.cluster.platform == "cpu":
-        lacking = "cluster.platform is cpu, and estimates are for GPUs"
-    yield "fits", f"not estimated: {lacking}"
-    yield "time", "not estimated; the console shows it from the second step on, with the time that is left"
-    steps = config.run.max_steps
-    yield "run", "give run.max_steps or run.max_epochs for its length" if steps is None else f"{steps:,} steps"
-
-
 def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     """Yield a bar for each phase, as long as its share of the card, and what a node needs."""
     gpus, training = config.cluster.gpus_per_node, config.training_gpus_per_node

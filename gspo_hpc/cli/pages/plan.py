@@ -53,6 +53,17 @@ def title(name: str) -> Iterator[RenderableType]:
     yield text((name, "bold"))
 
 
+def no_answer(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the three rows of the answer where nothing is estimated, with the reason."""
+    lacking = "the model's sizes are not known"
+    if config.cluster.platform == "cpu":
+        lacking = "cluster.platform is cpu, and estimates are for GPUs"
+    yield "fits", f"not estimated: {lacking}"
+    yield "time", "not estimated; the console shows it from the second step on, with the time that is left"
+    steps = config.run.max_steps
+    yield "run", "give run.max_steps or run.max_epochs for its length" if steps is None else f"{steps:,} steps"
+
+
 def page(
     name: str,
     config: Config,
