@@ -34,6 +34,7 @@ from gspo_hpc.system import environment, processes
 from gspo_hpc.system.exit_codes import DONE, FAILED, REFUSED, REQUEUE, RESTART
 from gspo_hpc.system.files import open_log, read_json, write_atomically, write_json
 from gspo_hpc.system.signals import MEMORY, StopFlag
+from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.system.text import from_traceback, last_traceback, tail
 
 WORKER = tuple(environment.python("gspo_hpc.training.worker"))
@@ -81,6 +82,12 @@ def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRA
                 raise
             attempt.finish(reason, code, detail)
             notices.ended(reason, detail)
+            if code == FAILED:
+                more = "gspo-hpc diagnose RUN says what to change, gspo-hpc logs RUN --errors shows the traceback"
+                _say(
+                    f"next: {pasteable(more, run.path)}; the same command goes on from the last checkpoint",
+                    attempt.console,
+                )
         notices.over(code)
     return code
 

@@ -273,8 +273,11 @@ def test_a_rank_that_raises_takes_the_others_and_says_why(
     assert train(make_config(tmp_path), worker=worker(out, "raise")) == 1
     assert told(out, "stopped", 0) == "SIGTERM"  # rank 0 could end in its own way
     assert not any(alive(pid) for pid in [told(out, "up", 0), *told(out, "children", 0)])
-    (line,) = capfd.readouterr().err.splitlines()
+    line, following = capfd.readouterr().err.splitlines()
     log = tmp_path / "r" / "attempts" / "0001" / "rank-1.log"
+    run = RunDir(tmp_path / "r")
+    assert f"diagnose {run.path} says what to change" in following and f"logs {run.path} --errors" in following
+    assert run.attempt(1).console.read_text().splitlines()[-2:] == [line, following], "logs RUN shows it"
     assert line == f"gspo-hpc: rank 1 ended with exit code 1: ValueError: the reward file is empty  (log: {log})"
     record = RunDir(tmp_path / "r").read_attempts()[0]
     assert (record["reason"], record["exit_code"]) == ("failed", 1)
