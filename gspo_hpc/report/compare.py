@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,8 @@ from gspo_hpc.system.files import write_atomically
 
 # Colours of runs: those that differ most come first.
 _COLORS = ("p0", "p4", "p5", "p6", "p2", "p8", "p1", "p3", "p7")
-MOST = len(_COLORS)  # runs of a page
+DRAWN = len(_COLORS)  # runs that have curves
+MOST = 64  # runs of a page
 _CURVES = (  # key of metrics.jsonl, title, note
     ("reward", "Reward", "mean over the step's completions"),
     ("response_length", "Response length", "mean tokens per completion"),
@@ -62,7 +64,12 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Return the whole page, as text that can be encoded as UTF-8."""
+    """Return the whole page, as text that can be encoded as UTF-8.
+
+    Of more than DRAWN runs, those with the best results come first, and have curves.
+    """
+    if len(runs) > DRAWN:
+        runs = sorted(runs, key=_result, reverse=True)
     names = _names(runs)
     drawn, script = list(_figures(runs, names)), asset("report.js")
     return render(
@@ -71,6 +78,7 @@ def page(runs: Sequence[RunData]) -> str:
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         names=names,
+        drawn=names[:DRAWN],
         colors=_COLORS[: len(runs)],
         results=list(_results(runs)),
         settings=list(differences(runs)),
@@ -119,8 +127,19 @@ def _results(runs: Sequence[RunData]) -> Iterator[Compared]:
     yield Compared("seconds of a step", tuple(_typical(run, "seconds") for run in runs))
 
 
+def _result(run: RunData) -> tuple[float, float]:
+    """Return the last accuracy on unseen prompts and the mean reward of the last tenth, by which runs are ordered."""
+    found = _rewards(run)
+    reward = statistics.fmean(found[-max(1, len(found) // _PART) :]) if found else -math.inf
+    return run.accuracy[-1][1] if run.accuracy else -math.inf, reward
+
+
+def _rewards(run: RunData) -> list[float]:
+    return [one for record in run.train_records if (one := value(record, "reward")) is not None]
+
+
 def _ends(run: RunData) -> str:
-    found = [one for record in run.train_records if (one := value(record, "reward")) is not None]
+    found = _rewards(run)
     some = max(1, len(found) // _PART)
     return f"{number(statistics.fmean(found[:some]))} → {number(statistics.fmean(found[-some:]))}" if found else ""
 

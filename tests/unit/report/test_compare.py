@@ -75,6 +75,30 @@ def test_each_curve_is_that_of_its_run(tmp_path: Path) -> None:
     assert set(second.texts[2:]) == {"0.9"} and len(second.texts) == 12
 
 
+def test_of_many_runs_the_best_have_curves_and_all_have_results(tmp_path: Path) -> None:
+    """A sweep may have more runs than there are colours: they are ordered by accuracy, then by reward."""
+    rates = [1e-6 * (one + 1) for one in range(12)]
+    runs = []
+    for number, rate in enumerate(rates):
+        rows = [record(step, reward=0.1 + 0.05 * number) for step in range(1, 12)]
+        if number == 4:
+            rows[-1] |= {"eval/accuracy": 0.5}
+        runs.append(made(tmp_path / f"r{number:02d}", rate, rows))
+    html = write_comparison([run.path for run in runs], tmp_path / "x.html").read_text()
+    head = re.findall(r"<th>([^<]+)</th>", html)
+    order = [4, 11, 10, 9, 8, 7, 6, 5, 3, 2, 1, 0]
+    assert [Path(name).name for name in head[: len(order)]] == [f"r{number:02d}" for number in order]
+    legend = html.partition("legend")[2].partition("</p>")[0]
+    assert [Path(name).name for name in re.findall(r"</i>([^<]*)<", legend)] == [
+        f"r{number:02d}" for number in order[:9]
+    ]
+    assert "the first 9 have curves" in html
+    figures = list(compare._figures([read_run(runs[at].path) for at in order], [str(at) for at in order]))
+    assert figures and all(len(one.drawn.readout.series) == 9 for one in figures if one.drawn.readout is not None)
+    few = write_comparison([run.path for run in runs[:9]], tmp_path / "y.html").read_text()
+    assert "have curves" not in few and re.findall(r"<th>([^<]+)</th>", few)[0].endswith("r00"), "in the order given"
+
+
 def test_names_are_text(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x>"
     runs = [made(folder, 1e-6), made(tmp_path / "b", 1e-6)]
@@ -87,8 +111,8 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureF
     run = str(made(tmp_path / "a", 1e-6).path)
     empty = str(made(tmp_path / "empty", 1e-6, []).path)
     for words, told in (
-        (["--compare", run], "--compare takes 2 to 9 runs; 1 are given"),
-        (["--compare", *[run] * 10], "--compare takes 2 to 9 runs; 10 are given"),
+        (["--compare", run], "--compare takes 2 to 64 runs; 1 are given"),
+        (["--compare", *[run] * 65], "--compare takes 2 to 64 runs; 65 are given"),
         (["--compare", run, run, "--out", str(tmp_path)], "is a directory"),
         (["--compare", run, run, "--out", str(tmp_path / "no" / "x.html")], "there is no directory"),
         (["--compare", run, str(tmp_path / "none")], "no such run directory"),
