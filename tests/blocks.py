@@ -26,7 +26,7 @@ REASONS = {
     "Needs a GPU": r"vllm==|gpu_acceptance|nvidia-smi",
     "Needs the internet": r"pip3? |uv |buildah build|hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
     "Takes minutes": (
-        r"gspo-hpc (try|train|eval|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm"
+        r"gspo-hpc (try|train|eval|serve|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm"
     ),
 }
 SHELL = ("bash", "sh", "shell", "console")

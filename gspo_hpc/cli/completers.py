@@ -43,7 +43,7 @@ def _attach(action: argparse.Action) -> None:
         found = configs
     elif kind == "RUN":
         found = runs
-    elif kind == "CONFIG|RUN|MODEL_FOLDER":
+    elif kind in ("CONFIG|RUN|MODEL_FOLDER", "RUN|MODEL_FOLDER"):
         found = targets
     elif kind == "DIR":
         found = DirectoriesCompleter()

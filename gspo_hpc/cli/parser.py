@@ -37,6 +37,7 @@ FOLDERS = {  # of commands/, each with its commands and their one line of help
         "logs": "show the logs of a run",
         "cancel": "end a run, with a checkpoint",
         "eval": "evaluate a run, a checkpoint or a model folder",
+        "serve": "start vLLM's server on a run or a model folder",
         "export": "write a checkpoint as a Hugging Face folder",
         "report": "write the report page of a run",
         "sync": "send the trackers of a run what they lack",

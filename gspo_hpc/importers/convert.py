@@ -91,9 +91,13 @@ def convert(
     if draft.problems:  # what is said not to be given may be among them
         draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
     config, body = draft.finish()
-    if config.algorithm.normalize_advantage:
+    if config.model.dtype != "float32":
         draft.differs.append(
-            f"advantages are divided by the deviation of a group's rewards + {_EPSILON[found.source]} there, and by "
+            f"logits and log-probs are in float32 here, and may be rounded to the model's type in {project}"
+        )
+    if config.algorithm.normalize_advantage or config.algorithm.advantage in ("batch_std", "gdpo"):
+        draft.differs.append(
+            f"advantages are divided by the deviation of the rewards + {_EPSILON[found.source]} there, and by "
             "the deviation alone here, where equal rewards give 0"
         )
     carried, left, strange = ([item for item in part if item.name not in taken] for part in draft.lists())

@@ -116,12 +116,14 @@ def _precision(draft: Draft) -> None:
     half = draft.switch("fp16")
     if half or draft.switch("bf16", True):
         draft.put("model.dtype", "float16" if half else "bfloat16", of=("bf16", "fp16", name))
-        return
-    draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
-    if dtype in _HALVES:
+        masters = "optimizer.distributed" in draft.settings  # of ZeRO and FSDP
+    else:
+        draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
+        masters = False
+    if dtype in _HALVES and not masters and "adapter.type" not in draft.settings:
         draft.assumed.append(
-            f"{draft.label('bf16')} with weights loaded as {dtype}: they are trained in it there, and here the "
-            "optimizer keeps them in float32"
+            f"weights loaded as {dtype}: without ZeRO or FSDP they are trained in it there, and here the optimizer "
+            "keeps them in float32"
         )
 
 
@@ -258,7 +260,7 @@ def _generation(draft: Draft) -> None:
     prompt_texts.template_variables(draft, "chat_template_kwargs")
     prompt_texts.messages_alone(draft, _MADE_INTO_MESSAGES)
     if draft.given("max_prompt_length") or is_unset(draft.values.get("max_prompt_length")):
-        text = "as TRL truncates to max_prompt_length"
+        text = "as TRL truncates to max_prompt_length, up to 0.18 for the loss alone, where vLLM generates"
         draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
     parts.rewards(draft, "reward_funcs", "reward_weights")
 

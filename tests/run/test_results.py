@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +47,7 @@ def scores(uninterrupted: Path) -> dict[str, float]:
 def test_a_run_writes_no_kind_of_file_that_no_pickle_is_planted_in(uninterrupted: Path) -> None:
     """tests/torch/checkpoint/test_handed_over.py plants one in each kind of file that it knows."""
     names = [str(path.relative_to(uninterrupted)) for path in uninterrupted.rglob("*") if path.is_file()]
-    of_observers_and_commands = ("observed.jsonl", "eval.log", "export.log", "report")
+    of_observers_and_commands = ("observed.jsonl", "eval.log", "export.log", "try.log", "report", "served")
     new = {kind(name) for name in names if not name.startswith(of_observers_and_commands)} - KINDS_OF_FILES
     assert not new, f"say in test_handed_over.py what a run has now: {sorted(new)}"
 
@@ -98,6 +103,47 @@ def test_try_says_what_a_reward_function_fails_with(tiny_config: Path, tmp_path:
     assert lines[0].startswith("prompt 1 of 1: row ") and lines[1].startswith("    <|user|>What is ")
     failed = [line for line in lines if "no reward: " in line and "KeyError: 'nothing of that name'" in line]
     assert len(failed) == 2 and "2 have no reward" in lines
+
+
+def test_a_served_checkpoint_answers_as_the_run_did(uninterrupted: Path, tmp_path: Path) -> None:
+    """An export and vLLM's own server, 40 s. Catches weights of another checkpoint, and a server that does not end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "server.log"
+    options = "--dtype float32 --max-model-len 64 --enforce-eager"
+    words = [sys.executable, "-m", "gspo_hpc", "serve", str(uninterrupted), "--port", str(port), "--vllm", options]
+    settings = harness.environment() | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with log.open("w") as output:
+        server = subprocess.Popen(words, stdout=output, stderr=output, env=settings, start_new_session=True)
+    rows = [json.loads(line) for line in (uninterrupted / "samples.jsonl").read_text().splitlines()]
+    try:
+        harness.wait_for(lambda: _answers(port, "/health"), server, log)
+        for row in [row for row in rows if row["phase"] == "after"][:4]:
+            body = {"model": "run", "prompt": row["prompt"], "max_tokens": 16, "temperature": 0.0}
+            body["add_special_tokens"] = False
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert json.load(answer)["choices"][0]["text"] == row["completion"]
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    assert f"serving {uninterrupted}/served/{harness.STEPS:06d} as run at http://127.0.0.1:{port}/v1" in log.read_text()
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def test_export_answers_as_the_run_did(uninterrupted: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def _entropy(draft: Draft) -> None:
     elif draft.given("entropy_coef"):
         draft.drop("entropy_coef", report.OFF)
     if draft.switch("use_adaptive_entropy"):
-        text = "above the target the bonus is off at once there, and here its weight falls step by step"
+        text = "above the target, and in the first update, the bonus is off there; here its weight falls step by step"
         draft.put("algorithm.entropy_target", draft.number("entropy_target", 0.2), "entropy_target", text)
         draft.credit("algorithm.entropy_target", "use_adaptive_entropy")
     elif draft.given("entropy_target"):

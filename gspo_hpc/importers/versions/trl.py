@@ -63,11 +63,12 @@ _SINCE = {
     21: "vllm_model_impl",
     23: "vllm_enable_sleep_mode vllm_importance_sampling_cap vllm_importance_sampling_correction",
     25: "cast_lm_head_to_fp32 chat_template_kwargs",
-    26: "log_unique_prompts num_generations_eval sapo_temperature_neg sapo_temperature_pos use_bias_correction_kl "
-    "vllm_importance_sampling_mode vllm_max_model_length",
+    26: "log_unique_prompts num_generations_eval sapo_temperature_neg sapo_temperature_pos tools "
+    "use_bias_correction_kl vllm_importance_sampling_mode vllm_max_model_length",
     27: "max_tool_calling_iterations multi_objective_aggregation off_policy_mask_threshold vllm_group_port "
     "vllm_structured_outputs_regex",
     28: "log_completions_hub_repo",
+    29: "environment_factory",
     30: "vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos",
     36: "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min",
     37: "router_aux_loss_coef transformers_continuous_batching_config use_transformers_continuous_batching",

@@ -27,7 +27,8 @@ by_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
 
 
 def options(words: str) -> list[str]:
-    """Options among the arguments of a command; those in brackets too."""
+    """Options among the arguments of a command; those in brackets too, but not those in the value of an option."""
+    words = re.sub(r"(--[\w-]+)=('[^']*'|\"[^\"]*\")", r"\1", words)
     return re.findall(r"(?<![\w./=-])(--?[a-zA-Z][\w-]*)", words)
 
 

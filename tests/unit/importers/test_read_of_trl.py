@@ -114,3 +114,44 @@ def test_prompts_that_an_epoch_drops_are_told(words: str, notes: bool) -> None:
     start = TRL.replace("--max_steps 100 ", "") if "epochs" in words else TRL
     found = convert(f"{start} {words}", gpus=1)
     assert bool(told(found.differs, "drops the last prompts where they fill no rollout")) is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--bf16 true --torch_dtype bfloat16", True),
+        ("--bf16 false --torch_dtype bfloat16", True),
+        ("--bf16 true", False),
+        ("--bf16 true --torch_dtype float32", False),
+        ("--bf16 true --torch_dtype bfloat16 --deepspeed zero2.json", False),
+        ("--bf16 true --torch_dtype bfloat16 --use_peft --lora_r 8", False),
+    ],
+)
+def test_weights_that_are_trained_in_16_bits_are_told(words: str, notes: bool) -> None:
+    """torch's AdamW steps on the weights that were loaded."""
+    assert bool(told(of(words).assumed, "they are trained in it there")) is notes
+
+
+def test_gradients_and_log_probs_in_16_bits_are_told() -> None:
+    assert told(of("--deepspeed zero2.json").differs, "ZeRO and FSDP reduce and add up gradients")
+    assert not told(of().differs, "ZeRO and FSDP reduce and add up gradients")
+    assert told(of().differs, "logits and log-probs are in float32 here")
+    assert not told(of("--bf16 false").differs, "logits and log-probs are in float32 here")
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("", True),
+        ("--scale_rewards batch", True),
+        ("--multi_objective_aggregation normalize_then_sum", True),
+        ("--scale_rewards none", False),
+    ],
+)
+def test_the_epsilon_beside_the_deviation_is_told(words: str, notes: bool) -> None:
+    assert bool(told(of(words).differs, "the deviation of the rewards + 1e-4 there")) is notes
+
+
+def test_the_head_is_computed_in_float32_in_any_case() -> None:
+    (why,) = [one.why for one in of("--cast_lm_head_to_fp32 true").left if one.name == "cast_lm_head_to_fp32"]
+    assert why == "trainer and engine compute logits in float32 here in any case"

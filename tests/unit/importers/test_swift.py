@@ -145,7 +145,8 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert found.differs == (
         "k3, the KL term: a token's estimate of the divergence is 10 at most there, and has no bound here",
         "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",
-        "advantages are divided by the deviation of a group's rewards + 1e-4 there, and by the deviation alone here, "
+        "logits and log-probs are in float32 here, and may be rounded to the model's type in Megatron-SWIFT",
+        "advantages are divided by the deviation of the rewards + 1e-4 there, and by the deviation alone here, "
         "where equal rewards give 0",
     )
     awake = convert(SWIFT_DENSE.replace("--sleep_level 2", "--sleep_level 0"))

@@ -1,0 +1,130 @@
+"""What `gspo-hpc serve` starts, and what it refuses before that. Milliseconds; tests/run/test_results.py has a server.
+
+Catches an export that is made anew or of another checkpoint, a server for everybody, and options that reach a shell.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.cli.main import main
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.launch import serving
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.directory import open_run
+
+
+class Became(Exception):
+    """In the place of another program."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that this process would have become."""
+    found: list[list[str]] = []
+
+    def become(path: str, words: list[str], variables: dict[str, str]) -> None:
+        assert path == words[0] == sys.executable and variables["VLLM_NO_USAGE_STATS"] == "1"
+        found.append(words)
+        raise Became
+
+    monkeypatch.setattr("os.execve", become)
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made, _ = open_run(from_dict({"run": {"dir": str(tmp_path / "run"), "max_steps": 4}}))
+    for step in (2, 10):
+        staging = commit.begin(made.checkpoints, step)
+        (staging / "weights").write_bytes(b"1")
+        commit.commit(staging, step)
+    return made.path
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Path]]:
+    """The exports that were made."""
+    made: list[tuple[int, Path]] = []
+
+    def export(run: Path, step: int, out: Path) -> int:
+        made.append((step, out))
+        if step != 2:
+            out.mkdir()
+        return 0 if step != 2 else 1
+
+    monkeypatch.setattr(serving, "export", export)
+    return made
+
+
+def test_a_run_is_exported_once_and_served_to_this_machine_alone(
+    run: Path, exports: list[tuple[int, Path]], started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(Became):
+            main(["serve", str(run), "--port", "8123", "--vllm", "--max-model-len 64 --chat-template 'a b; rm $HOME'"])
+    folder = run / "served" / "000010"
+    assert exports == [(10, folder)] and folder.parent.stat().st_mode & 0o777 == 0o700
+    words = started[1]
+    assert words[words.index("--model") + 1 :] == [
+        *(str(folder), "--host", "127.0.0.1", "--port", "8123", "--served-model-name", "run"),
+        *("--load-format", "safetensors", "--max-model-len", "64", "--chat-template", "a b; rm $HOME"),
+    ]
+    assert f"serving {folder} as run at http://127.0.0.1:8123/v1" in capsys.readouterr().out
+
+
+def test_an_export_that_fails_ends_the_command(
+    run: Path, exports: list[tuple[int, Path]], started: list[list[str]]
+) -> None:
+    assert main(["serve", str(run), "--step", "2"]) == 1
+    assert exports and not started
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--step", "3"], "has no checkpoint 3; it has 2, 10"),
+        (["--port", "0"], "--port 0: must be from 1 to 65535"),
+        (["--vllm", "--port 1"], "--vllm: --port is decided by serve"),
+        (["--vllm=--load-format=pt"], "--vllm: --load-format=pt is decided by serve"),
+        (["--vllm", "'"], "No closing quotation"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(
+    words: list[str], told: str, run: Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(run), *words]) == 2
+    assert told in capsys.readouterr().err and not started and not (run / "served").exists()
+
+
+def test_a_folder_of_a_model(tmp_path: Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path)]) == 2 and "no config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["serve", str(tmp_path), "--step", "1"]) == 2 and "no checkpoints" in capsys.readouterr().err
+    with pytest.raises(Became):
+        main(["serve", str(tmp_path), "--name", "mine"])
+    assert "--served-model-name" in started[0] and "mine" in started[0] and str(tmp_path) in started[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [("127.0.0.1", "", False), ("::1", "", False), ("localhost", "", False), ("0.0.0.0", "", True), ("node7", "", True)]
+    + [("0.0.0.0", "secret", False)],
+)
+def test_a_server_for_others_without_a_key_is_warned_of(
+    host: str,
+    key: str,
+    warned: bool,
+    tmp_path: Path,
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key) if key else monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(Became):
+        main(["serve", str(tmp_path), "--host", host])
+    assert ("everybody who reaches" in capsys.readouterr().err) is warned
