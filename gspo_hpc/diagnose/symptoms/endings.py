@@ -9,7 +9,7 @@ from dataclasses import replace
 from gspo_hpc.diagnose import registry
 from gspo_hpc.diagnose.evidence import AttemptEvidence, Evidence
 from gspo_hpc.diagnose.excerpts import failure_matching, one_line, quoted, severity_of
-from gspo_hpc.diagnose.patterns import CHANGED, ENGINE_DEATH, ENGINE_LOST, GIVES_UP
+from gspo_hpc.diagnose.patterns import CHANGED, ENGINE_DEATH, ENGINE_LOST, GIVES_UP, UNGRADED
 from gspo_hpc.diagnose.registry import Finding, Severity, symptom
 from gspo_hpc.launch.verdict import HEALTHY
 from gspo_hpc.runs.reader import value
@@ -33,18 +33,21 @@ def refused(run: Evidence) -> Finding | None:
     if not excerpts and not attempts:
         return None
     last = run.attempts[-1].reason if run.attempts else None
+    cause, look = "the config has a mistake that only the model or the data reveal", "follow what the message says"
+    if attempts and UNGRADED in attempts[-1].detail:
+        cause = "a reward function failed for every completion: it has a mistake, or the rows lack what it reads"
+        look = "correct it; gspo-hpc try CONFIG shows completions with what each function makes of them"
+    if excerpts:
+        cause = "these settings, data or reward functions would make it a different run"
+        look = "restore the old values, or start another run with another run.name"
     return Finding(
         (
             *(quoted(excerpt) for excerpt in excerpts[-2:]),
             *(f"attempt {a.number}: {one_line(a.detail)}" for a in attempts[-2:]),
         ),
-        "these settings, data or reward functions would make it a different run"
-        if excerpts
-        else "the config has a mistake that only the model or the data reveal",
+        cause,
         (),
-        ("restore the old values, or start another run with another run.name",)
-        if excerpts
-        else ("follow what the message says",),
+        (look,),
         "problem" if (excerpts and last != "done") or last == "refused" else "note",
     )
 

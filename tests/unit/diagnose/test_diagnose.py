@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config import loader
-from gspo_hpc.diagnose import gather
+from gspo_hpc.config import loader, paths
+from gspo_hpc.diagnose import gather, patterns
 from gspo_hpc.diagnose.registry import Symptom
 from gspo_hpc.models import catalog
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
@@ -314,6 +314,17 @@ def test_a_config_that_was_refused(make: Make) -> None:
     (run.path / "jobs" / "0002" / "8_0_log.out").write_text(text)
     symptom = found(run)["refused"]
     assert symptom.severity == "problem" and "optimizer.lr: 1e-06 -> 0.5" in symptom.evidence[0]
+
+
+def test_a_first_rollout_without_a_reward(make: Make) -> None:
+    run = make()
+    text = "reward.functions: no completion of the first rollout (64) got a reward: own.py:f: KeyError: 'x' (64)"
+    attempt(run, "refused", text)
+    symptom = found(run)["refused"]
+    assert "KeyError: 'x'" in symptom.evidence[0] and "failed for every completion" in symptom.cause
+    assert "gspo-hpc try CONFIG" in symptom.look[0]
+    source = (paths.PACKAGE / "training" / "phases.py").read_text()
+    assert f'"reward.functions: {patterns.UNGRADED} (' in source.replace('f"', '"'), "these are the loop's own words"
 
 
 def test_packages_that_changed_between_attempts(make: Make) -> None:
