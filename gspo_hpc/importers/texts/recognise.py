@@ -117,7 +117,8 @@ def _from_script(text: str, source: str | None, folder: Path, name: str) -> Foun
 
 def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, name: str) -> Iterator[str]:
     """Yield what follows the defaults that a script has for variables of a batch system or a launcher."""
-    variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(text) if is_launched(match[1]))
+    code = re.sub(r"(?m)^\s*#.*$", "", text)
+    variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(code) if is_launched(match[1]))
     for variable in variables:
         try:
             other = _followed(f"{variable}=$({variable})\n{text}", source, folder, name)

@@ -52,7 +52,12 @@ def _earlier(draft: Draft, megatron: bool) -> None:
 
 def _prompts(draft: Draft) -> None:
     """Tell that truncation means nothing any more."""
-    if draft.settings.get("data.overlong", ("error",))[0] == "error":
+    overlong = draft.settings.get("data.overlong", ("error",))[0]
+    if overlong == "truncate_left":
+        draft.differs.append(
+            "data.truncation: verl 0.7 does not read it, and ends the run at a prompt that is too long"
+        )
+    if overlong == "error":
         draft.differs.append(
             "data.truncation error: verl since 0.8 cuts longer prompts of text from the left all the same; here one "
             "ends the run, and data.overlong: truncate_left cuts them"
@@ -90,6 +95,11 @@ def _adapters(draft: Draft) -> None:
         draft.differs.append(
             "engines of verl compute with adapters beside the weights (without lora.merge); here they get merged "
             "weights, rounded to the model's type (docs/lora.md)"
+        )
+    if "adapter.path" in draft.settings and draft.settings.get("algorithm.kl_beta", (0.0,))[0]:
+        draft.differs.append(
+            "the reference of the divergence is the model without adapters in verl, and here the model with those of "
+            "adapter.path"
         )
 
 

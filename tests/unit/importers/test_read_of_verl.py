@@ -269,3 +269,23 @@ def test_veomni_warms_up_by_the_ratio_alone() -> None:
 )
 def test_what_a_second_reader_found(words: str, word: str, notes: bool) -> None:
     assert told(of(words), word) is notes
+
+
+def test_the_reference_of_adapters_from_a_folder_is_told() -> None:
+    """Where adapters are switched off, the model without them is left."""
+    words = f"{MODEL}.lora_adapter_path=/adapters {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.01"
+    assert told(of(words), "the model without adapters in verl, and here the model with those of adapter.path")
+    assert not told(of(f"{MODEL}.lora_adapter_path=/adapters"), "the model without adapters in verl")
+    assert not told(of(f"{MODEL}.lora_rank=8 {ACTOR}.use_kl_loss=True"), "the model without adapters in verl")
+
+
+@pytest.mark.parametrize(("words", "notes"), [("data.truncation=left", True), ("", False)])
+def test_prompts_that_end_a_run_of_an_earlier_version(words: str, notes: bool) -> None:
+    assert told(of(words), "verl 0.7 does not read it, and ends the run at a prompt that is too long") is notes
+
+
+def test_a_default_in_a_comment_is_none() -> None:
+    run = f"{MAIN} trainer.n_gpus_per_node=$SLURM_GPUS_PER_NODE"
+    comment = "# export SLURM_GPUS_PER_NODE=${SLURM_GPUS_PER_NODE:-8}\n"
+    assert not told(convert(comment + run), "the script's default is taken")
+    assert told(convert(comment.removeprefix("# ") + run), "the script's default is taken")
