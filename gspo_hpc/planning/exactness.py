@@ -25,8 +25,8 @@ MEANING: dict[Grade, str] = {
 }
 _COST = (
     "run.deterministic=true is slower: vLLM runs its batch-invariant kernels (VLLM_BATCH_INVARIANT), gradients are "
-    "added without atomic operations, and sums over ranks neither use NCCL's rings nor overlap with computation; it has "
-    "not been run on GPUs yet (docs/exactness.md)"
+    "added without atomic operations, and sums over ranks neither use NCCL's rings nor overlap with computation; it "
+    "has not been run on GPUs yet (docs/exactness.md)"
 )
 _BEFORE_HOPPER = re.compile(r"A\d|L4|RTX[34A]|RTX6000Ada")  # names of GPUs of compute capability 8
 # Arguments of vLLM with which its kernels are not known to be independent of the batch.

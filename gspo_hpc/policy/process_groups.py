@@ -36,7 +36,7 @@ from gspo_hpc.system.progress import mark, waiting
 # faults.hang_timeout end it if a rank hangs. A rank that works may take as long as it needs: rank 0, while it tokenizes
 # large data, or one that reads weights from a slow disk. So this limit is longer than any of that.
 WATCHED_MINUTES = 7 * 24 * 60.0
-UNWATCHED_MINUTES = 30.0  # as torch has it for gloo
+UNWATCHED_MINUTES = 45.0  # longer than an engine may take to start, for which the other ranks wait
 
 _DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it torch refuses deterministic matrix products
