@@ -29,7 +29,7 @@ CASES = ("tests.gloo.cases",)
 
 
 def run(
-    world: int, folder: Path, cases: dict[str, Case], timeout: float = 1200.0, module: Sequence[str] = CASES
+    world: int, folder: Path, cases: dict[str, Case], timeout: float = 2100.0, module: Sequence[str] = CASES
 ) -> dict[str, dict[str, np.ndarray]]:
     """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks.
 
@@ -62,7 +62,8 @@ def run(
             time.sleep(0.05)
     finally:
         for process in processes:
-            process.kill() if any(p.returncode for p in processes) else process.wait()
+            late = time.monotonic() >= deadline
+            process.kill() if late or any(p.returncode for p in processes) else process.wait()
     failed = [f"rank {r}:\n{logs[r].read_text()[-4000:]}" for r, p in enumerate(processes) if p.wait() not in (0, -9)]
     assert not failed, "\n".join(failed)
     return {key: dict(np.load(out)) for key, out in outs.items()}
