@@ -40,7 +40,19 @@ _LAUNCHED = re.compile(
     r"(?:SLURM|SLURMD|PBS|LSB|SGE|OMPI|PMI|PMIX)_\w+|(?:CUDA|NVIDIA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|"
     r"(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
 )
+_NODES = re.compile(r"(?m)^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\s*(?:#.*)?$")
+_GPUS = re.compile(r"(?m)^#SBATCH\s+--(?:gres[= ]gpu:(?:\w+:)?|gpus-per-node[= ](?:\w+:)?)(\d+)\s*(?:#.*)?$")
 _LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
+
+
+def directives(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets by the lines #SBATCH of a script, if sbatch gets no other options."""
+    found: dict[str, str] = {}
+    if match := _NODES.search(text):
+        found |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), match[1])
+    if match := _GPUS.search(text):
+        found |= dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), match[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class Scope:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # $1, $2, ...: of a function; a script is read as if started without any
     script: str = ""  # $0, if it is known
+    batch: dict[str, str] = field(default_factory=dict)  # variables that Slurm sets: a file that is sourced does not
     sourced: str = ""  # why a variable that is not set here may still be set: a file is sourced
     empty: bool = False  # a variable that is not set counts as empty, as in conditions
     shadowed: set[str] = field(default_factory=set)  # names that the script has made functions of
@@ -97,6 +110,9 @@ class Scope:
         if isinstance(self.values.get(name), Reference):
             target = self.target(name)
             return self.get(target) if target else Unknown(_REFERENCE)
+        held = self.values.get(name)
+        if name in self.batch and (held is None or (isinstance(held, Unknown) and held.why == self.sourced)):
+            return self.batch[name]
         if name not in self.values and self.sourced:
             return Unknown(self.sourced)
         if name == "OPTIND":

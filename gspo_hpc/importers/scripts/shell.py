@@ -22,7 +22,7 @@ from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value
+from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value, directives
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
@@ -74,21 +74,21 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
     With `exits` false an exit ends nothing. Raises ValueError, with the line, for text that bash cannot parse, and
     for a script of absurd size.
     """
-    reader = Reader(folder, name, exits)
+    reader = Reader(folder, name, exits, directives(text))
     try:
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    state = reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text)
-    return Script(*state, tuple(dict.fromkeys(reader.read)))
+    read = tuple(dict.fromkeys(reader.read))
+    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read)
 
 
 class Reader:
     """The state while the statements of a script are followed."""
 
-    def __init__(self, folder: Path | None = None, name: str = "", exits: bool = True) -> None:
+    def __init__(self, folder: Path | None, name: str, exits: bool, batch: dict[str, str]) -> None:
         self.file = None if folder is None else folder / (name or "-")
-        self.scope = Scope(script=str(self.file) if name else "")
+        self.scope = Scope(script=str(self.file) if name else "", batch=batch)
         self.exits = exits
         self.found: list[Command] = []
         self.possible: list[Command] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
-from gspo_hpc.importers.scripts.scope import is_launched
+from gspo_hpc.importers.scripts.scope import directives, is_launched
 from gspo_hpc.importers.scripts.shell import Command, Script, follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
@@ -119,6 +119,9 @@ def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, n
     """Yield what follows the defaults that a script has for variables of a batch system or a launcher."""
     code = re.sub(r"(?m)^\s*#.*$", "", text)
     variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(code) if is_launched(match[1]))
+    for variable, value in directives(text).items():
+        if re.search(rf"\$\{{?{variable}\b", code):
+            yield f"${variable}: {value}, by a line #SBATCH; sbatch may be given another"
     for variable in variables:
         try:
             other = _followed(f"{variable}=$({variable})\n{text}", source, folder, name)

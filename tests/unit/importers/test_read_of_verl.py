@@ -289,3 +289,42 @@ def test_a_default_in_a_comment_is_none() -> None:
     comment = "# export SLURM_GPUS_PER_NODE=${SLURM_GPUS_PER_NODE:-8}\n"
     assert not told(convert(comment + run), "the script's default is taken")
     assert told(convert(comment.removeprefix("# ") + run), "the script's default is taken")
+
+
+BATCH = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:2\nsource config.env\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "words", "nodes", "gpus"),
+    [
+        (BATCH, "trainer.nnodes=${SLURM_JOB_NUM_NODES} trainer.n_gpus_per_node=$SLURM_GPUS_ON_NODE", 4, 2),
+        (BATCH.replace("--nodes=4", "-N 16"), "trainer.nnodes=$SLURM_NNODES", 16, 8),
+        (BATCH + "export SLURM_NNODES=3\n", "trainer.nnodes=$SLURM_NNODES", 3, 8),
+        (BATCH, "trainer.nnodes=2", 2, 8),
+    ],
+)
+def test_sizes_that_the_lines_of_sbatch_give(head: str, words: str, nodes: int, gpus: int) -> None:
+    found = convert(f"{head}{MAIN} {words}")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (nodes, gpus)
+    assert told(found, "by a line #SBATCH; sbatch may be given another") is ("$" in words)
+    assert "config.env" not in " ".join(line for line in found.assumed if "SLURM_" in line)
+
+
+def test_the_evaluation_that_the_dapo_recipe_leaves_out_is_told() -> None:
+    words = "algorithm.filter_groups.enable=True trainer.test_freq=5"
+    assert told(of(words, DAPO), "does not evaluate after its last step where epochs end the run")
+    assert not told(of(words.replace("5", "-1"), DAPO), "does not evaluate after its last step")
+
+
+def test_an_old_penalty_for_long_answers_counts_no_longer() -> None:
+    found = of("+reward_model.overlong_buffer.enable=True", DAPO)
+    assert any("since 0.7 nothing does" in one.why for one in found.left if "overlong_buffer" in one.name)
+    kept = of("reward.reward_kwargs.overlong_buffer_cfg.enable=True", DAPO)
+    assert any("the function length is it" in one.why for one in kept.left if "overlong_buffer" in one.name)
+
+
+def test_fsdp_in_16_bits_keeps_everything_in_them() -> None:
+    found = of(f"{ACTOR}.fsdp_config.model_dtype=bfloat16")
+    assert told(found, "Adam's moments have the model's 16 bits there") and not told(
+        found, "FSDP 1 of verl 0.9 adds up"
+    )
