@@ -121,14 +121,14 @@ def test_a_single_group_is_one_group(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_data_that_is_not_there_is_noted(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", preset, "data.train=/no/rows.jsonl", "data.eval=/no/eval.parquet", "--json"]) == 3
-    *absent, always = json.loads(capsys.readouterr().out)["not_checked"]
+    *absent, by_ranks, always = json.loads(capsys.readouterr().out)["not_checked"]
     assert "data.train /no/rows.jsonl is not there: its prompts are not counted. A run needs the file." in absent
     assert "data.eval /no/eval.parquet is not there. A run needs the file." in absent
-    assert "gspo-hpc doctor CONFIG looks at them" in always
+    assert "gspo-hpc doctor CONFIG looks at them" in always and "ranks find these before the first step" in by_ranks
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": 1}\n' * 500)
     assert main(["plan", preset, f"data.train={rows}", f"data.eval={rows}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["not_checked"] == [always]
+    assert json.loads(capsys.readouterr().out)["not_checked"] == [by_ranks, always]
 
 
 def test_a_response_longer_than_the_longest_is_told(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
