@@ -53,16 +53,17 @@ def require_path(path: Path, what: str) -> None:
         raise ValueError(f"{path}: no such {what}{hint}")
 
 
-def find_target(path: Path) -> Path:
-    """Return the config, the directory of a run or the folder of a model that a command samples from.
+def find_target(path: Path, *, configs: bool = True) -> Path:
+    """Return the directory of a run or the folder of a model that a command samples from; with `configs`, or a config.
 
-    `path` may be the name of a preset. Raises ValueError for everything else.
+    A config may be the name of a preset. Raises ValueError for everything else.
     """
-    if not path.exists():
+    if configs and not path.exists():
         with suppress(ValueError):
             path = Path(find_config(str(path)))
-    require_path(path, "config, run directory or model folder")
-    if path.is_dir() and not any((path / name).exists() for name in ("run.json", "config.json")):
+    require_path(path, "config, run directory or model folder" if configs else "run directory or model folder")
+    named = configs and not path.is_dir()
+    if not named and not any((path / name).exists() for name in ("run.json", "config.json")):
         raise ValueError(
             f"{path}: neither a run directory (it has no run.json) nor the folder of a model (no config.json)"
         )

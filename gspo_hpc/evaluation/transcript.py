@@ -114,4 +114,4 @@ def _summary(graded: Graded, config: Config) -> Iterator[str]:
     yield f"{differ} of {len(results)} prompts have completions with different rewards, from which a run can learn"
     for name in part_names(config.reward):
         seconds = [result.seconds[name] for result in every]
-        yield f"{name}: {rounded(sum(seconds) / len(seconds))} s a completion, {rounded(max(seconds))} s at most"
+        yield f"{name}: {rounded(sum(seconds) / len(seconds))} s a call, {rounded(max(seconds))} s at most"

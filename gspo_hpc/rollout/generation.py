@@ -188,7 +188,7 @@ class Generation:
             self._grading[group.slot] = (group, {})
             self.pool.submit_group(
                 [(group.slot, index) for index in range(len(group.completions))],
-                [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions],
+                as_graded(group),
                 group.prompt.text,
                 group.prompt.fields,
             )
@@ -221,6 +221,11 @@ class Generation:
 
     def _tokens(self) -> int:
         return self.engine.tokens_generated - self._tokens_before
+
+
+def as_graded(group: Group) -> list[Sampled]:
+    """Return the completions of a group as reward functions see them."""
+    return [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions]
 
 
 def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: str) -> Group:

@@ -82,7 +82,7 @@ def _gradients(draft: Draft, trainer: str) -> None:
             "verl 0.9's default bridge for Megatron keeps and sums gradients in the model's 16 bits "
             "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32)"
         )
-    elif (draft.text(f"{ACTOR}.fsdp_config.model_dtype") or "fp32") not in ("fp32", "float32"):
+    elif trainer == "fsdp" and (draft.text(f"{ACTOR}.fsdp_config.model_dtype") or "fp32") not in ("fp32", "float32"):
         draft.differs.append("gradients, weights and Adam's moments have the model's 16 bits there, and float32 here")
     elif trainer == "fsdp" and draft.text(f"{ACTOR}.strategy") != "fsdp2":
         draft.differs.append(

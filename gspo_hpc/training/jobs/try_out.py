@@ -13,10 +13,9 @@ from gspo_hpc.data.records import Group
 from gspo_hpc.evaluation import transcript
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.models import hub
-from gspo_hpc.rewards.calls import Sampled
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
-from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.generation import Request, as_graded
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
 from gspo_hpc.training.phases import training_sampling
@@ -59,12 +58,12 @@ def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
     """Return the reward of each completion, None without reward functions."""
     if pool is None:
         return None
-    sampled = [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions]
-    pool.submit_group(range(len(sampled)), sampled, group.prompt.text, group.prompt.fields)
+    places = range(len(group.completions))
+    pool.submit_group(places, as_graded(group), group.prompt.text, group.prompt.fields)
     found: dict[int, RewardResult] = {}
     while pool.pending:
         found |= dict(pool.poll(timeout=None))
-    return [found[index] for index in range(len(sampled))]
+    return [found[index] for index in places]
 
 
 def _complete(config: Config) -> Config:

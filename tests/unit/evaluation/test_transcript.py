@@ -1,4 +1,4 @@
-"""What `gspo-hpc try` prints of prompts, completions and rewards. Milliseconds.
+"""Output of `gspo-hpc try`: prompts, completions and rewards. Milliseconds.
 
 Catches a weight, a failure or an end that is not shown, sums that are wrong, and text that a terminal would obey.
 """
@@ -64,8 +64,8 @@ def test_parts_weights_failures_and_ends_are_shown() -> None:
         "1 has no reward",
         "rewards from 0 to 0.5, mean 0.25",
         "0 of 2 prompts have completions with different rewards, from which a run can learn",
-        "number_match: 0.5 s a completion, 0.5 s at most",
-        "length_penalty: 0.583 s a completion, 1.25 s at most",
+        "number_match: 0.5 s a call, 0.5 s at most",
+        "length_penalty: 0.583 s a call, 1.25 s at most",
     ]
 
 

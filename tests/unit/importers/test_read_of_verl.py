@@ -272,7 +272,7 @@ def test_what_a_second_reader_found(words: str, word: str, notes: bool) -> None:
 
 
 def test_the_reference_of_adapters_from_a_folder_is_told() -> None:
-    """Where adapters are switched off, the model without them is left."""
+    """The model without adapters is left where they are switched off."""
     words = f"{MODEL}.lora_adapter_path=/adapters {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.01"
     assert told(of(words), "the model without adapters in verl, and here the model with those of adapter.path")
     assert not told(of(f"{MODEL}.lora_adapter_path=/adapters"), "the model without adapters in verl")
@@ -324,6 +324,10 @@ def test_an_old_penalty_for_long_answers_counts_no_longer() -> None:
 
 
 def test_fsdp_in_16_bits_keeps_everything_in_them() -> None:
+    kept = f"model_engine=megatron {ACTOR}.megatron.override_ddp_config.grad_reduce_in_fp32=True"
+    assert not told(of(f"{kept} {ACTOR}.fsdp_config.model_dtype=bfloat16"), "Adam's moments have"), (
+        "Megatron reads none"
+    )
     found = of(f"{ACTOR}.fsdp_config.model_dtype=bfloat16")
     assert told(found, "Adam's moments have the model's 16 bits there") and not told(
         found, "FSDP 1 of verl 0.9 adds up"

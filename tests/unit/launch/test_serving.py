@@ -1,4 +1,4 @@
-"""What `gspo-hpc serve` starts, and what it refuses before that. Milliseconds; tests/run/test_results.py has a server.
+"""Commands that `gspo-hpc serve` becomes, and mistakes that it refuses. Milliseconds; test_results.py has a server.
 
 Catches an export that is made anew or of another checkpoint, a server for everybody, and options that reach a shell.
 """

@@ -35,16 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export what is to be served, and become the server."""
-    from gspo_hpc.cli.inputs import require_path, warn
+    from gspo_hpc.cli.inputs import find_target, warn
     from gspo_hpc.launch import serving
     from gspo_hpc.system.exit_codes import FAILED
 
-    require_path(args.target, "run directory or model folder")
-    is_run = (args.target / "run.json").exists()
-    if not is_run and not (args.target / "config.json").exists():
-        raise ValueError(
-            f"{args.target}: neither a run directory (it has no run.json) nor the folder of a model (no config.json)"
-        )
+    is_run = (find_target(args.target, configs=False) / "run.json").exists()
     if not is_run and args.step is not None:
         raise ValueError(f"--step {args.step}: {args.target} is the folder of a model, which has no checkpoints")
     if not 1 <= args.port <= 65535:
