@@ -192,9 +192,9 @@ def epochs(draft: Draft, name: str, count: float) -> None:
     draft.put("run.max_epochs", int(count) if count == int(count) else count, name)
 
 
-def turns(draft: Draft, name: str) -> None:
+def turns(draft: Draft, name: str, where: str = "with tools or an environment") -> None:
     """Say loudly that the original is a rollout of several turns, and this is not."""
-    text = "the original goes on for several turns, with tools or an environment; here a rollout is one completion"
+    text = f"the original goes on for several turns, {where}; here a rollout is one completion"
     draft.assumed.append(f"{draft.label(name)}: {text}")
 
 

@@ -211,7 +211,9 @@ def _generation(draft: Draft) -> None:
             f"{draft.label(f'{ROLLOUT}.nnodes')}: engines have nodes of their own there, and share the trainer's here"
         )
     if draft.switch(f"{ROLLOUT}.multi_turn.enable"):
-        parts.turns(draft, f"{ROLLOUT}.multi_turn.enable")
+        parts.turns(
+            draft, f"{ROLLOUT}.multi_turn.enable", "where the rows have an agent_name, which decides it since 0.7"
+        )
     prompt_texts.own_rows(draft, "data.custom_cls.path", f"{ROLLOUT}.agent.agent_loop_manager_class")
     parts.data(draft, "data.train_files", "data.train")
     parts.data(draft, "data.val_files", "data.eval")
@@ -285,6 +287,10 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
         whole = max(1, rows // drawn * epochs * updates)
         text = f"{most}{epochs} epochs of {rows} // {drawn} rollouts x {made}"
         draft.put("run.max_steps", whole, comment=text, of=("trainer.total_epochs",))
+    elif drawn > prompts:
+        count = math.floor(epochs * prompts / drawn * 10**6) / 10**6
+        text = f"{epochs} of verl, whose rollouts use up {drawn} prompts each, and train on {prompts}"
+        draft.put("run.max_epochs", count, "trainer.total_epochs", text)
     else:
         parts.epochs(draft, "trainer.total_epochs", epochs)
     if rows is None or min(epochs, (steps or math.inf) / max(1, rows // drawn)) > 1:
@@ -365,6 +371,8 @@ def _saving(draft: Draft, updates: int) -> None:
             text = (
                 f"verl saves nothing ({name} -1{', its default' if not draft.given(name) else ''}), not even the last"
             )
+            if "dapo" in draft.variables.get("entry", ""):
+                text = "the DAPO recipe saves the last step alone"
             draft.put(key, tables.default_of(key), comment=text)
         elif key == "eval.interval" and not is_null(draft.values.get("data.val_files")):
             text = f"{name} {count}: verl evaluates neither during training nor after it (up to 0.2, after it)"

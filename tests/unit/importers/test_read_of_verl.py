@@ -332,3 +332,19 @@ def test_fsdp_in_16_bits_keeps_everything_in_them() -> None:
     assert told(found, "Adam's moments have the model's 16 bits there") and not told(
         found, "FSDP 1 of verl 0.9 adds up"
     )
+
+
+def test_an_epoch_of_the_dapo_recipe_uses_up_what_it_draws() -> None:
+    """Here an epoch counts the prompts that are trained on: a third of an epoch makes as many updates."""
+    words = "algorithm.filter_groups.enable=True data.gen_batch_size=192 trainer.total_epochs=3"
+    assert of(words, DAPO).config.run.max_epochs == pytest.approx(1.0)
+    assert of(words.replace("192", "64"), DAPO).config.run.max_epochs == 3
+
+
+def test_saves_of_the_dapo_recipe() -> None:
+    assert "the DAPO recipe saves the last step alone" in of(run=DAPO).text
+    assert "verl saves nothing" in of().text
+
+
+def test_rows_decide_whether_verl_goes_on_for_several_turns() -> None:
+    assert told(of("actor_rollout_ref.rollout.multi_turn.enable=True"), "where the rows have an agent_name")
