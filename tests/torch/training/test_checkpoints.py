@@ -22,6 +22,7 @@ from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.derived import Passes
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.engine.processes import START_SECONDS
+from gspo_hpc.policy.process_groups import UNWATCHED_MINUTES, WATCHED_MINUTES
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.directory import RunDir
@@ -74,7 +75,7 @@ def test_a_save_waits_for_other_ranks_as_long_as_any_collective(
     assert limits == [timedelta(seconds=60)]
 
 
-@pytest.mark.parametrize(("control", "minutes"), [(None, 30), (SimpleNamespace(rank=0), 7 * 24 * 60)])
+@pytest.mark.parametrize(("control", "minutes"), [(None, UNWATCHED_MINUTES), (SimpleNamespace(rank=0), WATCHED_MINUTES)])
 def test_in_a_job_that_is_watched_ranks_wait_for_one_that_works(
     control: Any, minutes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """The judge, against a real HTTP server on this machine that is slow, refuses, or answers nonsense.
 
-It takes about 15 seconds, most of them for worker processes that import the client. It would catch a failed request
-that becomes a score, one that costs the other completions of its group, a request that is not repeated or is repeated
-for ever, a rate that processes exceed together, and a key that stands in an error.
+It takes about half a minute: worker processes import the client, and one request waits for its limit of 20 seconds. It
+would catch a failed request that becomes a score, one that costs the other completions of its group, a request that is
+not repeated or is repeated for ever, a rate that processes exceed together, and a key that stands in an error.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def graded(terms: list[RewardFunction], groups: list[list[str]], **keys: Any) ->
 
 
 FAILURES = {
-    "slow": "gave no score within 3.6 s, most of its time limit",
+    "slow": "gave no score within 18 s, most of its time limit",
     "broken": "refused with 500",
     "forbidden": "refused with 401",
     "hangup": "cannot be reached",
@@ -164,7 +164,7 @@ def test_each_failure_costs_its_completion_alone_and_is_no_zero(
     monkeypatch.setenv("JUDGE_KEY", KEY)
     texts = ["good", *FAILURES, "busy", "twice"]
     asks = term(url, api_key_env="JUDGE_KEY", max_retries=2, concurrency=16)
-    (results,) = graded([asks, RewardFunction(function="exact_match")], [texts], timeout=4.0)
+    (results,) = graded([asks, RewardFunction(function="exact_match")], [texts])
     for text, result in zip(texts, results, strict=True):
         if text not in FAILURES:
             value = {"good": 4.0, "busy": 4.0, "twice": 7.5}[text]
