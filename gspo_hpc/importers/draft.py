@@ -23,7 +23,7 @@ from gspo_hpc.importers.tables import Table
 from gspo_hpc.importers.typos import misspelt
 from gspo_hpc.system.text import near_miss
 
-_OFF: tuple[Any, ...] = (None, False, "false", "False", "null", "None", "none", "", "disabled", [], {})
+_OFF: tuple[Any, ...] = (None, "false", "False", "null", "None", "none", "", "disabled")  # and False; not 0
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _CHOICE, _DEFAULT = 0.75, "its default is used instead"  # how alike a misspelt choice is; where one is not known
 
@@ -379,7 +379,7 @@ class Draft:
                     self.refuse(f"{place}unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
             elif keys := self._nulls.get(name):
                 self._left[name] = report.null(value, keys, self.settings)
-            elif (not value) if isinstance(value, list | Mapping) else (value in _OFF):
+            elif (not value) if isinstance(value, list | Mapping) else (value is False or value in _OFF):
                 here = (why and " always " in why) or name in self.source.table.on  # off there, and on here
                 self._left[name] = (why or report.NO_COUNTERPART) if here else report.OFF
             else:

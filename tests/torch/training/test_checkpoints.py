@@ -75,7 +75,9 @@ def test_a_save_waits_for_other_ranks_as_long_as_any_collective(
     assert limits == [timedelta(seconds=60)]
 
 
-@pytest.mark.parametrize(("control", "minutes"), [(None, UNWATCHED_MINUTES), (SimpleNamespace(rank=0), WATCHED_MINUTES)])
+@pytest.mark.parametrize(
+    ("control", "minutes"), [(None, UNWATCHED_MINUTES), (SimpleNamespace(rank=0), WATCHED_MINUTES)]
+)
 def test_in_a_job_that_is_watched_ranks_wait_for_one_that_works(
     control: Any, minutes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

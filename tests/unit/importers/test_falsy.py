@@ -145,3 +145,10 @@ def test_samples_of_verls_evaluation_are_greedy_unless_their_temperature_is_give
     for more in ({}, {f"{of}.temperature": 0}):
         found = read("verl", BASES["verl"] | {f"{of}.n": 4} | more)
         assert found.config.eval.samples == 1 and f"{of}.n" in {item.name for item in found.left}
+
+
+def test_a_number_that_is_0_is_not_called_switched_off() -> None:
+    dropped = read("trl", BASES["trl"] | {"dataloader_num_workers": 0, "push_to_hub": False}).dropped
+    off = [line for line in dropped if line.startswith("switched off")]
+    assert len(off) == 1 and "push_to_hub" in off[0] and "dataloader_num_workers" not in off[0], dropped
+    assert any("dataloader_num_workers" in line for line in dropped)
