@@ -51,6 +51,7 @@ say "types"
 say "layers"
 "$VENV/bin/lint-imports"
 say "tests"
+unset PYTHONDONTWRITEBYTECODE # where it is set, each of some hundred processes would compile the package again
 # Small tests on a few cores: more threads than one a process only get in each other's way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Three workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.

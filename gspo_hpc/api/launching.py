@@ -69,11 +69,12 @@ def train(config: Config) -> Run:
         >>> run.metrics()[-1]["reward"]  # doctest: +SKIP
         0.25
     """
+    from gspo_hpc.doctor.node import obstacles
     from gspo_hpc.launch import local
 
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("train() handles signals, which Python gives to the main thread only: call it there")
-    code = local.train(config)
+    code = local.train(config, checks=[obstacles])
     run = open_run(config.run_dir)
     if code in (DONE, REQUEUE):
         return run
@@ -98,6 +99,7 @@ def submit(config: Config) -> str:
         >>> gspo_hpc.submit(gspo_hpc.load_config("qwen2.5_7b_tp2", "slurm.partition=gpu"))  # doctest: +SKIP
         '4711'
     """
+    from gspo_hpc.doctor.node import no_space
     from gspo_hpc.launch.slurm import submit as slurm
 
-    return slurm.submit(config)
+    return slurm.submit(config, checks=[no_space])

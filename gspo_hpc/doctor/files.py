@@ -42,8 +42,8 @@ def findings(config: Config, nodes: int, checkpoint: int | None, *, met: bool = 
     if not try_folder(section, folder):
         return section.findings
     judge_mount(section, folder, mount, nodes, met=met)
+    section.findings += space(config, checkpoint).findings
     stat = os.statvfs(folder)
-    judge_space(section, stat.f_frsize * stat.f_bavail, checkpoint, config.checkpoint.keep)
     if stat.f_files and stat.f_favail < _INODES:
         fix = "delete old runs: their attempts/ and wandb/ hold many small files"
         section.warn("inodes", f"{folder} has room for only {stat.f_favail:,} more files", fix)
@@ -51,6 +51,14 @@ def findings(config: Config, nodes: int, checkpoint: int | None, *, met: bool = 
         section.ok("inodes", f"{stat.f_favail:,} inodes are free")
     host.judge_clock(section, host.skew_of(folder), f"the file system of {folder}")
     return section.findings
+
+
+def space(config: Config, checkpoint: int | None) -> Section:
+    """Return the finding about free space where the run directory is, or will be. `checkpoint`: bytes, if known."""
+    section = Section("files")
+    stat = os.statvfs(run_folder(config))
+    judge_space(section, stat.f_frsize * stat.f_bavail, checkpoint, config.checkpoint.keep)
+    return section
 
 
 def try_folder(section: Section, folder: Path) -> bool:

@@ -1,6 +1,7 @@
-"""One node's part of ``gspo-hpc doctor --nodes``: ``python -m gspo_hpc.doctor.node FOLDER``, started by srun.
+"""Check one machine: for the page of doctor, before the ranks of a run start on it, and as a node of a Slurm job.
 
-It checks the node, meets the others in the shared folder, and writes its findings there.
+``python -m gspo_hpc.doctor.node FOLDER``, started by srun for ``gspo-hpc doctor --nodes``, checks its node, meets the
+others in the shared folder, and writes its findings there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ from gspo_hpc.doctor import files, host, meeting, packages, sizes, tracking, ver
 from gspo_hpc.doctor.finding import Finding, Section, within
 from gspo_hpc.doctor.gpus import judging, reading
 from gspo_hpc.launch import mounts
-from gspo_hpc.system import environment, host_memory
+from gspo_hpc.launch.preflight import Problem
+from gspo_hpc.models import hub
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system import environment, host_memory, processes
 from gspo_hpc.system.files import write_json
 from gspo_hpc.system.text import GIB
 
@@ -93,6 +98,43 @@ def look(
     findings += within("network", lambda: host.network(config.cluster.nodes).findings)
     findings += within("files", check_files)
     return Machine(findings, facts)
+
+
+def obstacles(config: Config) -> Iterator[Problem]:
+    """Yield what ends a run whose ranks start on this machine, as far as a few reads show it (a tenth of a second).
+
+    That is a Python or a package that a run cannot do without, memory, /dev/shm, limits, and space on the disk. Other
+    versions than those that are declared may work: of them, and of what is only scarce, `gspo-hpc doctor` speaks.
+    """
+    needed = sizes.of(hub.with_cached_folder(config))
+    installed = packages.read()
+    declared = {packages.requirement(line).name for line in installed.declared}
+    absent = {"python", *declared} - installed.versions.keys()
+    found = [one for one in versions.findings(config, installed) if one.check in absent]
+    section = host.host(config, needed.host if needed else None, sizes.shm_needed(config))
+    # What a killed start of the run has left goes before its ranks start, and its memory with it.
+    found += [one for one in section.findings if one.check != "memory" or not _left_behind(config)]
+    found += files.space(config, needed.checkpoint if needed else None).findings
+    for one in found:
+        if one.state == "fail":
+            yield Problem(one.check, one.finding, one.fix)
+
+
+def no_space(config: Config) -> Iterator[Problem]:
+    """Yield that no checkpoint of a run finds room in its directory, which other machines see too."""
+    needed = sizes.of(hub.with_cached_folder(config))
+    for one in files.space(config, needed.checkpoint if needed else None).findings:
+        if one.state == "fail":
+            yield Problem(one.check, one.finding, one.fix)
+
+
+def _left_behind(config: Config) -> bool:
+    """Return whether processes of an earlier start of the run are alive."""
+    run = RunDir(Path(config.run_dir))
+    try:
+        return bool(processes.marked(run.read_info()["run_id"]))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def inputs_here(config: Config) -> list[Finding]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.algorithms import objective
 from gspo_hpc.config.schema import Config
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report, swift, swift_hf, tables, trl, verl
@@ -100,6 +101,11 @@ def convert(
             f"advantages are divided by the deviation of the rewards + {_EPSILON[found.source]} there, and by "
             "the deviation alone here, where equal rewards give 0"
         )
+    if not objective.resolve(config.algorithm).moves_all:
+        draft.differs.append(
+            f"an update in which no completion has an advantage makes no step here; in {project} Adam steps with a "
+            "gradient of 0, by its momentum and weight decay"
+        )
     carried, left, strange = ([item for item in part if item.name not in taken] for part in draft.lists())
     left += [Argument(given, given, why=why) for given, why in found.left.items()]
     for item in _launched(found, draft, gpus):
@@ -123,9 +129,12 @@ def convert(
             "none here"
         )
     if config.moe.aux_loss_coeff or config.moe.z_loss_coeff:
+        whole = found.source == "verl" and config.parallel.context_parallel_size > 1
         draft.differs.append(
             "losses of the routers are means over the tokens of a micro-batch, in which a prompt counts once for its "
             "group; there it counts with each completion, as here with batch.share_prompts: false"
+            + ", and the mean is over the whole update"
+            * whole
         )
     dropped = report.by_reason(left, sign)
     unknown = f"not known as arguments of {project}: " + "; ".join(argument.given for argument in strange)

@@ -92,8 +92,7 @@ def _batch(draft: Draft) -> tuple[int, int]:
     mini = draft.whole(f"{ACTOR}.ppo_mini_batch_size", 256) or 256
     epochs = draft.whole(f"{ACTOR}.ppo_epochs", 1) or 1
     if group < 2:
-        text = "must be 2 or more, since one completion has no group to compare with"
-        name = f"{ROLLOUT}.n"
+        text, name = "must be 2 or more, since one completion has no group to compare with", f"{ROLLOUT}.n"
         value = draft.values.get(name)
         why = f"{draft.why_unset(value)}; it " if isinstance(value, str) and is_unset(value) else ""
         draft.refuse(f"{draft.label(name)}{'' if draft.given(name) or why else ' (its default is 1)'}: {why}{text}")
@@ -117,9 +116,12 @@ def _batch(draft: Draft) -> tuple[int, int]:
     draft.differs += [
         f"data.train_batch_size {prompts} and ppo_mini_batch_size {mini} count prompts; sizes here count completions: "
         f"{prompts * group} of a rollout, {mini * group} of an update (n {group})",
-        f"a step of verl is a rollout with its {updates} updates, and a step here is one update: "
-        f"total_training_steps, save_freq, test_freq and warm-up are multiplied by {updates}",
     ]
+    if updates > 1:
+        draft.differs.append(
+            f"a step of verl is a rollout with its {updates} updates, and a step here is one update: "
+            f"total_training_steps, save_freq, test_freq and warm-up are multiplied by {updates}"
+        )
     return updates, prompts
 
 
@@ -294,9 +296,12 @@ def _length(draft: Draft, updates: int, prompts: int, rows: int | None) -> int |
     else:
         parts.epochs(draft, "trainer.total_epochs", epochs)
     if rows is None or min(epochs, (steps or math.inf) / max(1, rows // drawn)) > 1:
-        more = "" if whole is not None else ": --rows N gives run.max_steps as there"
         text = f"an epoch of verl is {most}rows // {drawn} rollouts, and drops what is left of the rows"
-        draft.differs.append(f"{text}; here that goes into the next epoch{more}")
+        more = "" if whole is not None else ": --rows N gives run.max_steps as there"
+        if whole is not None or epochs > 1:
+            draft.differs.append(f"{text}; here that goes into the next epoch{more}")
+        elif updates > 1:
+            draft.differs.append(f"{text}; here up to {updates - 1} more updates are made of it{more}")
     return whole
 
 

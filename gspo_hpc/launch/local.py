@@ -47,17 +47,23 @@ _ENDED_WELL = (None, DONE, REQUEUE, RESTART)  # or not ended
 _LOG_TAIL = 65536  # bytes of a log that are searched for the error
 
 
-def train(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _GRACE) -> int:
+def train(
+    config: Config,
+    *,
+    checks: Sequence[preflight.Check] = (),
+    worker: Sequence[str] = WORKER,
+    grace: float = _GRACE,
+) -> int:
     """Start or resume the run of `config` with all its ranks on this machine; wait, and return the exit code.
 
     The code is DONE, REFUSED (a mistake that only the real model or data show), REQUEUE (stopped and saved) or FAILED.
-    `worker` is the command that becomes a rank, `grace` the seconds that the other ranks get once one has failed.
-    Raises ValueError for a mistake that shows before any rank is started.
+    `checks`: more checks of this machine. `worker` is the command that becomes a rank, `grace` the seconds that the
+    other ranks get once one has failed. Raises ValueError for a mistake that shows before any rank is started.
     """
     _refuse_several_nodes(config)
     config = resolved(hub_data.with_files(config))
     require(config)
-    preflight.refuse(config, preflight.ON_THIS_MACHINE)
+    preflight.refuse(config, [*preflight.ON_THIS_MACHINE, *checks])
     check_inputs(config)
     config = hub.with_folder(config)
     plan = require(config)  # with the model's own sizes

@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test comes first waits for the cases of all of them, on a busy machine longer than others may take."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(2400))
+            item.add_marker(pytest.mark.timeout(4200))
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,11 @@ PRODUCTS: dict[str, dict[str, Any]] = {  # on four
     "tp4": {"parallel": TP4},
     "tp4-sp": {"parallel": TP4 | SP},
 }
+# Layouts of a second model, whose embedding and head are two weights: wherever one of them has a place of its own.
+UNTIED = (
+    *("tp2", "pp2", "dp2-distributed", "pp2-vpp2", "pp2-uneven"),
+    *("tp2-sp-pp2", "pp2-cp2", "tp2-sp-pp2-vpp2", "tp4-sp"),
+)
 RECORDED = {  # slots of which a step keeps the log-probs
     name: (0 if name == "one" else 4 if name in PRODUCTS else 2, LAYOUTS.get(name, {}) | PRODUCTS.get(name, {}))
     for name in ("one", "dp2", "tp2-sp", "cp2", "pp2", "pp2-vpp2", "tp2-sp-pp2", "pp2-cp2")
@@ -66,6 +71,19 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
     "tp4-ep2": (4, {"parallel": TP4 | SP | EP2 | {"expert_tensor_parallel_size": 2}}),
     "ep2-twice": (4, {"parallel": EP2}),
 }
+# What is tried of them: each family where one is trained on two and on four ranks; where shared experts are split, or
+# layers without experts are in a stage of their own, the family that has those; else one.
+WITH_EXPERTS = [
+    (name, family)
+    for name in EXPERT_LAYOUTS
+    for family in (
+        EXPERTS
+        if name in ("ep2", "tp2-ep2-etp2")
+        else EXPERTS[1:]
+        if name in ("etp2", "pp2-first3", "pp2-ep2")
+        else EXPERTS[2:]
+    )
+]
 REDUCED = {"overlap_grad_reduce": True}
 BOTH = REDUCED | {"overlap_param_gather": True}
 # Every kind of layout of the presets, with whatever overlaps: ranks, model, what they share, and what overlaps.
@@ -148,7 +166,7 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "pp2-vpp2": (2, "qwen3-untied", LAYOUTS["pp2-vpp2"]),
     "pp2-uneven": (2, "llama-tied", LAYOUTS["pp2-uneven"]),
     "tp4-sp": (4, "qwen3-untied", PRODUCTS["tp4-sp"]),
-    "dp2-distributed-bfloat16": (2, "llama-large", {"model_dtype": "bfloat16", **DISTRIBUTED}),
+    "dp2-distributed-bfloat16": (2, "llama-half", {"model_dtype": "bfloat16", **DISTRIBUTED}),
     "ep2-distributed": (2, EXPERTS[-1], EXPERT_LAYOUTS["ep2-distributed"][1]),
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
     "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
@@ -231,10 +249,10 @@ ADAPTED_HELD: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one-bfloat16-gradients": (1, "llama-tied", LORA, {**NARROW, "optimizer": {"grad_reduce_in_fp32": False}}),
     "tp2-sp": (2, "qwen3-untied", LORA, LAYOUTS["tp2-sp"]),
     "pp2-uneven-bfloat16": (2, "llama-tied", LORA, {**LAYOUTS["pp2-uneven"], **NARROW}),
-    "dp2-distributed-bfloat16": (2, "llama-large", WIDE, {**NARROW, **DISTRIBUTED}),
+    "dp2-distributed-bfloat16": (2, "llama-half", WIDE, {**NARROW, **DISTRIBUTED}),
     "tp2-moving": (2, "qwen3-single", WIDE, LAYOUTS["tp2"] | MOVING),
     "tp4-sp": (4, "qwen2-tied", LORA, PRODUCTS["tp4-sp"]),
-    "tp2-dp2-distributed": (4, "llama-large", WIDE, {**NARROW, **PRODUCTS["tp2-dp2-distributed"]}),
+    "tp2-dp2-distributed": (4, "llama-half", WIDE, {**NARROW, **PRODUCTS["tp2-dp2-distributed"]}),
 }
 # And what autograd keeps of a micro-batch.
 ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
@@ -326,15 +344,15 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         back[f"converted-{name}"] = ("converted", given)
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
-    two |= {f"steps-{name}-untied": ("steps", {"model": untied, **sections}) for name, sections in LAYOUTS.items()}
-    four |= {f"steps-{name}-untied": ("steps", {"model": untied, **sections}) for name, sections in PRODUCTS.items()}
+    for name in UNTIED:
+        work, layouts = (two, LAYOUTS) if name in LAYOUTS else (four, PRODUCTS)
+        work[f"steps-{name}-untied"] = ("steps", {"model": untied, **layouts[name]})
     one |= {f"steps-one-{f}": ("steps", {"model": str(models[f])}) for f in EXPERTS}
-    for name, (world, sections) in EXPERT_LAYOUTS.items():
-        work = {2: two, 4: four}[world]
-        for family in EXPERTS if name in ("ep2", "tp2-ep2-etp2") else EXPERTS[1:]:
-            model = str(models[family])
-            work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
-            work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
+    for name, family in WITH_EXPERTS:
+        world, sections = EXPERT_LAYOUTS[name]
+        work, model = {2: two, 4: four}[world], str(models[family])
+        work[f"steps-{name}-{family}"] = ("steps", {"model": model, **sections})
+        work[f"exported-{name}-{family}"] = ("exported", {"model": model, **sections})
     for name, (model, world, sections) in SHAPED.items():
         work, given = {2: two, 4: four}[world], {"model": str(models[model]), **sections}
         one[f"steps-one-{model}"] = ("steps", {"model": str(models[model])})

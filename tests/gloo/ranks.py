@@ -29,7 +29,7 @@ CASES = ("tests.gloo.cases",)
 
 
 def run(
-    world: int, folder: Path, cases: dict[str, Case], timeout: float = 2100.0, module: Sequence[str] = CASES
+    world: int, folder: Path, cases: dict[str, Case], timeout: float = 3600.0, module: Sequence[str] = CASES
 ) -> dict[str, dict[str, np.ndarray]]:
     """Rank 0's arrays of every case, by its key; all cases in turn on one set of `world` ranks.
 

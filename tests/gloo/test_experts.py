@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.gloo import cases
-from tests.gloo.layouts import EXPERT_LAYOUTS, EXPERTS, ROUTED, TAKEN, Arrays
+from tests.gloo.layouts import EXPERTS, ROUTED, TAKEN, WITH_EXPERTS, Arrays
 from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 
 
-@pytest.mark.parametrize(
-    ("layout", "family"),
-    [*itertools.product(("ep2", "tp2-ep2-etp2"), EXPERTS)]
-    + [(name, family) for name in EXPERT_LAYOUTS if name not in ("ep2", "tp2-ep2-etp2") for family in EXPERTS[1:]],
-)
+@pytest.mark.parametrize(("layout", "family"), WITH_EXPERTS)
 def test_three_steps_with_experts_equal_one_rank(layout: str, family: str, results: dict[str, Arrays]) -> None:
     one, many = results[f"steps-one-{family}"], results[f"steps-{layout}-{family}"]
     assert_equal_steps(one, many)

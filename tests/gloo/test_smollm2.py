@@ -23,8 +23,6 @@ TP3 = {
 SPLIT = ("pp2", "cp2", "tp3-sp")
 HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # ranks, model, layout
     "smollm2-one": (1, "smollm2", {}),
-    "smollm2-pp2": (2, "smollm2", LAYOUTS["pp2"]),
-    "smollm2-dp2-distributed": (2, "smollm2", DISTRIBUTED),
     "smollm2-tp3-sp": (3, "smollm2", TP3),
     "tiny-one": (1, "tiny", {}),
     "tiny-tp2": (2, "tiny", LAYOUTS["tp2"]),

@@ -38,6 +38,7 @@ OVERRIDES = (
     "eval.interval=null",
     "tracking.samples=64",
 )
+ONE_RANK = "cluster.gpus_per_node=1"  # where nothing hangs on the second: a run costs half as much
 RECORDED = ("tracking.record_interval=1", "tracking.record_groups=3")  # samples of every step, token by token
 PLANTED = Path(__file__).parent / "planted"
 

@@ -1,6 +1,6 @@
 """A run that was killed in its first rollout takes another config, and equals a run that never had the old one.
 
-It would catch groups that the old settings sampled: their journal names the weights, which are the same. Two minutes.
+It would catch groups that the old settings sampled: their journal names the weights, which are the same. A minute.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ import numpy as np
 
 from tests.run import harness
 
-SHORT = ("run.max_steps=2", "batch.steps_per_generation=2", "checkpoint.interval=2", "eval.max_prompts=16")
+SHORT = (
+    harness.ONE_RANK,
+    "run.max_steps=2",
+    "batch.steps_per_generation=2",
+    "checkpoint.interval=2",
+    "eval.max_prompts=16",
+)
 NEW = (*SHORT, "rollout.temperature=0.6", "eval.interval=null")
 
 

@@ -124,6 +124,7 @@ def drifting(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     command = harness.command(
         tiny_config,
         run_dir,
+        harness.ONE_RANK,
         f"reward.functions=[{{function: '{folder}/grader.py:noise'}}]",
         "run.max_steps=48",
         "optimizer.lr=0.01",

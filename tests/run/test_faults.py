@@ -67,7 +67,7 @@ def test_an_engine_that_keeps_dying_ends_the_attempt_with_a_reason(tiny_config: 
     (tmp_path / "grader.py").write_text(STRICT)
     run_dir, log = tmp_path / "run", tmp_path / "log"
     functions = f"reward.functions=[{{function: '{tmp_path}/grader.py:strict'}}]"
-    overrides = ("run.max_steps=80", "faults.max_engine_restarts=0", functions, *SHORT)
+    overrides = (harness.ONE_RANK, "run.max_steps=80", "faults.max_engine_restarts=0", functions, *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 4, process, log)
     for core in engine_cores(run_dir):
@@ -114,7 +114,8 @@ def test_bad_graders_cost_their_samples_and_only_needed_passes_are_made(tiny_con
     grader.write_text(GRADER)
     run_dir, log = tmp_path / "run", tmp_path / "log"
     functions = f"reward.functions=[{{function: '{grader}:moody'}}]"
-    overrides = ("run.max_steps=3", "batch.steps_per_generation=1", functions, "reward.timeout=0.5", *SHORT)
+    steps = ("run.max_steps=3", "batch.steps_per_generation=1")
+    overrides = (harness.ONE_RANK, *steps, functions, "reward.timeout=0.5", *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     records = harness.metrics(run_dir)
@@ -149,7 +150,7 @@ def test_a_reference_costs_one_pass_and_pulls_and_each_pass_has_its_own_size(tin
     names = ("micro_batch_size", "logprob_micro_batch_size", "reference_micro_batch_size")
     sizes = [f"batch.{name}={size}" for name, size in zip(names, SIZES.values(), strict=True)]
     updates = ("run.max_steps=4", "batch.steps_per_generation=2", "batch.micro_batch_tokens=null", *sizes)
-    overrides = (*updates, "algorithm.kl_beta=0.1", *SHORT)
+    overrides = (harness.ONE_RANK, *updates, "algorithm.kl_beta=0.1", *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides, "optimizer.lr_warmup_steps=0"), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     records = harness.metrics(run_dir)
@@ -172,7 +173,8 @@ def test_each_pass_has_its_own_budget_of_tokens(tiny_config: Path, tmp_path: Pat
     run_dir, log = tmp_path / "run", tmp_path / "log"
     names = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
     budgets = [f"batch.{name}={budget}" for name, budget in zip(names, BUDGETS.values(), strict=True)]
-    overrides = ("run.max_steps=2", "batch.steps_per_generation=2", "algorithm.kl_beta=0.1", *budgets, *SHORT)
+    steps = ("run.max_steps=2", "batch.steps_per_generation=2")
+    overrides = (harness.ONE_RANK, *steps, "algorithm.kl_beta=0.1", *budgets, *SHORT)
     process = harness.start(harness.command(tiny_config, run_dir, *overrides), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     record = harness.metrics(run_dir)[0]

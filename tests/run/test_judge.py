@@ -93,6 +93,7 @@ def test_a_run_learns_from_a_judge_and_outlives_it(server: tuple[str, int], tiny
     url, group = server
     given = json.dumps([{"function": "number_match"}, {"function": "judge", "weight": 0.1, "args": arguments(url)}])
     overrides = (
+        harness.ONE_RANK,
         f"reward.functions={given}",
         "reward.timeout=60",
         "run.max_steps=3",

@@ -1,6 +1,6 @@
 """A reward function whose answers are random does not break the exact resume: what it said is in the journal.
 
-It takes about a minute and a half, for two starts of two runs. It would catch completions that are graded again after a
+It takes about a minute, for two starts of two runs. It would catch completions that are graded again after a
 kill, or a resume within the second pass over a rollout (batch.num_iterations) that trains on other groups, or compares
 them with log-probs of other weights: then rewards, gradients and losses of steps that had been logged would differ.
 """
@@ -31,6 +31,7 @@ def test_what_a_random_judge_said_survives_a_kill(tiny_config: Path, tmp_path: P
     (tmp_path / "judge.py").write_text(JUDGE)
     functions = ",".join(f"{{function: '{tmp_path}/judge.py:{name}', retries: 2}}" for name in ("judge", "mood"))
     overrides = (
+        harness.ONE_RANK,
         f"reward.functions=[{functions}]",
         "run.max_steps=6",
         "batch.steps_per_generation=2",
@@ -82,6 +83,7 @@ def test_a_kill_within_a_rollout_asks_for_no_group_of_the_journal_again(tiny_con
     (tmp_path / "judge.py").write_text(SLOW_JUDGE)
     asked = tmp_path / "asked"
     overrides = (
+        harness.ONE_RANK,
         f"reward.functions=[{{function: '{tmp_path}/judge.py:judge', args: {{file: '{asked}'}}}}]",
         "reward.workers=1",
         "run.max_steps=2",

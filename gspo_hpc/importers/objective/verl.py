@@ -113,7 +113,7 @@ def _aggregation(draft: Draft, mode: str) -> None:
     draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
     if kind != plain:
         draft.differs.append(
-            f"{draft.label(name)} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch (but in 0.7 "
+            f"{name} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch (but in 0.7 "
             "with use_legacy_worker_impl disable); here, as in 0.8 and later, over those of the whole update"
         )
     if mode == "vanilla":

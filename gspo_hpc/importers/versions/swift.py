@@ -24,6 +24,7 @@ _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
 _LEAST = 16  # completions of an update, for which gradient_accumulation_steps is chosen up to 3.6
 _WORKERS = "num_infer_workers"
 _EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
+_OF_MODEL = "without vLLM transformers generates there, which takes the model's top_k, or 50 where it gives none"
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
@@ -101,6 +102,12 @@ def prompts(draft: Draft, response: int) -> None:
             "truncation_strategy",))  # fmt: skip
         return
     draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+    with_ray = any(map(draft.given, ("train.gpus", "rollout.gpus", "colocate_groups")))
+    if cut == "left" and draft.given("max_length") and not with_ray:
+        draft.differs.append(
+            f"{draft.label('max_length')}: a longer prompt is cut for the engine alone there, and updates have it "
+            "whole; here both have it cut"
+        )
 
 
 def registered(draft: Draft) -> None:
@@ -160,6 +167,12 @@ def sampling(draft: Draft) -> None:
     sign = third(draft)
     text = f"default of ms-swift 3, which has {sign}; 4 has {{}}"
     cut, most = (0.9, 50) if sign else (1.0, -1)
+    whole = not sign and draft.source.project == "ms-swift" and not draft.switch("use_vllm")
+    if whole and (draft.whole("top_k", -1, least=-1) or -1) < 1:
+        draft.put("rollout.top_p", draft.number("top_p", cut), "top_p")
+        draft.put("rollout.top_k", 50, comment=_OF_MODEL, of=("top_k", "use_vllm"))
+        tell(draft, sign)
+        return
     for name, value, present in (
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),

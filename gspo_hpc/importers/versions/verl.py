@@ -6,7 +6,7 @@ import re
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.verl_layout import ACTOR, OPTIM
+from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, ROLLOUT
 
 _MODEL = "actor_rollout_ref.model"
 _LEGACY = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")  # sections that reward.* took the place of
@@ -19,12 +19,17 @@ def tell(draft: Draft, trainer: str, updates: int) -> None:
     _prompts(draft)
     _rewards(draft)
     _gradients(draft, trainer)
-    _adapters(draft)
+    _adapters(draft, megatron)
     if megatron:
         _frozen(draft)
     if not megatron:
         _bound(draft)
     _rate(draft, updates)
+    if (draft.text(f"{ROLLOUT}.name") or "vllm") == "vllm":
+        draft.differs.append(
+            "vLLM never samples tokens that the tokenizer lacks (nor those that stand for images) there; here it may, "
+            "as far as config.json's vocab_size goes"
+        )
     if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
         draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP and VeOmni, and not here")
     if updates > draft.settings.get("batch.num_iterations", (1,))[0]:
@@ -77,26 +82,30 @@ def _gradients(draft: Draft, trainer: str) -> None:
     """Tell in which precision gradients are summed, where it is another one."""
     if draft.settings.get("model.dtype", ("bfloat16",))[0] == "float32":
         return
+    narrow = draft.settings.get("optimizer.grad_reduce_in_fp32", (True,))[0] is False
     if trainer == "megatron" and "optimizer.grad_reduce_in_fp32" not in draft.settings:
         draft.differs.append(
             "verl 0.9's default bridge for Megatron keeps and sums gradients in the model's 16 bits "
-            "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32)"
+            "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32), as "
+            "with mbridge, the default up to 0.7"
         )
     elif trainer == "fsdp" and (draft.text(f"{ACTOR}.fsdp_config.model_dtype") or "fp32") not in ("fp32", "float32"):
-        draft.differs.append("gradients, weights and Adam's moments have the model's 16 bits there, and float32 here")
-    elif trainer == "fsdp" and draft.text(f"{ACTOR}.strategy") != "fsdp2":
+        held = "weights and Adam's moments" if narrow else "gradients, weights and Adam's moments"
+        draft.differs.append(f"{held} have the model's 16 bits there, and float32 here")
+    elif trainer == "fsdp" and draft.text(f"{ACTOR}.strategy") != "fsdp2" and not narrow:
         draft.differs.append(
             "FSDP 1 of verl 0.9 adds up the micro-batches of an update in the model's 16 bits; here and up to 0.8 the "
             "sum is in float32"
         )
 
 
-def _adapters(draft: Draft) -> None:
+def _adapters(draft: Draft, megatron: bool) -> None:
     """Tell that engines compute with adapters as they are."""
     if "adapter.type" in draft.settings and not draft.switch(f"{_MODEL}.lora.merge"):
+        older = "; so do they in verl 0.7 with Megatron" if megatron else ""
         draft.differs.append(
-            "engines of verl compute with adapters beside the weights (without lora.merge); here they get merged "
-            "weights, rounded to the model's type (docs/lora.md)"
+            f"engines of verl{' 0.9' if megatron else ''} compute with adapters beside the weights (without "
+            f"lora.merge); here they get merged weights, rounded to the model's type (docs/lora.md){older}"
         )
     if "adapter.path" in draft.settings and draft.settings.get("algorithm.kl_beta", (0.0,))[0]:
         draft.differs.append(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace, run_name
 from gspo_hpc.config.sweep import Point
+from gspo_hpc.launch import preflight
 from gspo_hpc.launch.checks import rehearse
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.compat import Executor
@@ -65,15 +66,21 @@ def dry_run(points: Mapping[Point, Config], limit: int | None) -> str:
     return f"{text.rstrip()}\n\n# Of the first task:\n{told}"
 
 
-def submit(points: Mapping[Point, Config], limit: int | None, told: Callable[[], None] | None = None) -> Submitted:
+def submit(
+    points: Mapping[Point, Config],
+    limit: int | None,
+    told: Callable[[], None] | None = None,
+    checks: Sequence[preflight.Check] = (),
+) -> Submitted:
     """Submit those runs of a sweep that are neither done nor active, new or to be resumed.
 
     `points`: each with the config that its settings make; its run directory is that of the sweep. `limit`: how many may
     run at a time. Raises ValueError, which names the points, before anything is written, and SlurmError if
     Slurm does not take the array; then nothing of it is left. `told` is called once if Slurm does not answer at once.
+    `checks`: more checks of each config.
     """
     tried: set[str] = set()
-    own = _each(points, lambda config: checked(config, tried))
+    own = _each(points, lambda config: checked(config, tried, checks))
     sweep = _sweep(points)
     _script(own, sweep, sweep.path, {}, limit, None)  # which must be one for all
     known = commands.own_jobs(PATIENCE, told)  # before anything is written: Slurm must answer

@@ -79,14 +79,14 @@ def start_of_attempts(config: Config, run_dir: Path, job_dir: Path) -> str:
     return f"# The job starts every attempt with\n#   {command}\n# and these in its environment:\n{variables}\n"
 
 
-def submit(config: Config, told: Callable[[], None] | None = None) -> str:
+def submit(config: Config, told: Callable[[], None] | None = None, checks: Sequence[preflight.Check] = ()) -> str:
     """Submit a run, new or to be resumed, and return Slurm's id of the job.
 
     Raises ValueError if the plan breaks a rule, a row is malformed, the run is running or waiting already, or its
     directory belongs to another config; SlurmError if Slurm does not take the job. Then nothing of it is left. `told`
-    is called once if Slurm does not answer at once.
+    is called once if Slurm does not answer at once. `checks`: more checks of what this machine shows.
     """
-    config = checked(config, set())
+    config = checked(config, set(), checks)
     known = commands.own_jobs(PATIENCE, told)  # before anything is written: Slurm must answer
     run, resumed, lock = open_locked(config, lambda run: _refuse_active(run, known))
     with lock, undone(lambda: None if resumed else discard(run)):
@@ -119,7 +119,7 @@ def _refuse_active(run: RunDir, known: Sequence[tuple[str, str]]) -> None:
             raise ValueError(f"{run.path}: job {waiting} is {job.state.lower()} already; cancel it first")
 
 
-def checked(config: Config, tried: set[str]) -> Config:
+def checked(config: Config, tried: set[str], checks: Sequence[preflight.Check] = ()) -> Config:
     """Return the config of a run that can be submitted. Raises ValueError for everything that shows before it starts.
 
     `tried`: what the rows and the reward functions of other configs were that have passed, and now are of this one.
@@ -133,6 +133,7 @@ def checked(config: Config, tried: set[str]) -> Config:
     config = hub.with_folder(config)
     require_safe(config)  # with the model's own sizes
     check_model(config)
+    preflight.refuse(config, checks)
     return config
 
 

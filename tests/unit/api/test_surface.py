@@ -141,7 +141,7 @@ def test_train_returns_the_run_or_raises_why_it_failed(
 ) -> None:
     """The launcher itself is tested where it starts ranks; here it has ended with a code."""
 
-    def ended(config: object) -> int:
+    def ended(config: object, checks: object) -> int:
         with demo.lock():
             demo.new_attempt(loader.load(demo.config)).finish("failed" if raises else "done", code, "rank 0: the cause")
         return code

@@ -135,6 +135,25 @@ def test_what_an_epoch_drops_is_told_where_it_changes_the_steps(words: str, note
     assert told(convert(run, gpus=1), "drops the last prompts where they fill no rollout") is notes
 
 
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [("", 50), ("--top_k -1", 50), ("--top_k 20", 20), ("--use_vllm true --vllm_mode colocate", -1)],
+)
+def test_without_vllm_the_model_says_how_many_tokens_are_sampled_from(words: str, most: int) -> None:
+    found = convert(f"{RUN} --model m {words}", gpus=1)
+    assert found.config.rollout.top_k == most
+    assert ("transformers generates there, which takes the model's top_k" in " ".join(found.text.split())) is (
+        most == 50
+    )
+
+
+def test_a_long_prompt_is_cut_for_the_engine_alone() -> None:
+    text = "--max_length 64: a longer prompt is cut for the engine alone there, and updates have it whole"
+    assert told(convert(f"{RUN} --model m --max_length 64", gpus=1), text)
+    assert not told(convert(f"{RUN} --model m --max_length 64 --truncation_strategy delete", gpus=1), text)
+    assert not told(convert(f"{RUN} --model m", gpus=1), "a longer prompt is cut")
+
+
 @pytest.mark.parametrize(("words", "notes"), [("", True), ("--scale_rewards none", False)])
 def test_the_epsilon_beside_the_deviation_is_told(words: str, notes: bool) -> None:
     assert told(convert(f"{RUN} --model m {words}", gpus=1), "rewards + 1e-4 there, and by") is notes

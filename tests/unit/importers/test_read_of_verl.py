@@ -91,6 +91,58 @@ def test_old_names_of_rewards_that_nothing_reads_are_told(name: str) -> None:
     assert not told(of("reward.reward_manager.name=dapo"), "main_ppo of verl 0.9 does not read it")
 
 
+@pytest.mark.parametrize(
+    ("words", "held"), [("", "gradients, weights and Adam's"), ("reduce_dtype=bf16", "there, and float32 here")]
+)
+def test_gradients_that_are_in_16_bits_here_too_are_not_called_float32(words: str, held: str) -> None:
+    given = f"{ACTOR}.fsdp_config.model_dtype=bfloat16"
+    found = of(f"{given} {ACTOR}.fsdp_config.mixed_precision.{words}" if words else given)
+    assert told(found, held) and told(found, "gradients, weights") is not bool(words)
+    assert found.config.optimizer.grad_reduce_in_fp32 is not bool(words)
+    summed = f"{ACTOR}.fsdp_config.mixed_precision.reduce_dtype=bf16" if words else ""
+    assert told(of(summed), "FSDP 1 of verl 0.9 adds up") is not bool(words)
+
+
+def test_updates_without_an_advantage_are_steps_there() -> None:
+    text = "an update in which no completion has an advantage makes no step here; in verl Adam steps"
+    assert told(of(), text) and not told(of(f"{ACTOR}.use_kl_loss=True"), text)
+    assert not told(of(f"{ACTOR}.entropy_coeff=0.01"), text)
+
+
+@pytest.mark.parametrize(("engine", "masked"), [("vllm", True), ("sglang", False)])
+def test_tokens_that_the_tokenizer_lacks(engine: str, masked: bool) -> None:
+    text = "never samples tokens that the tokenizer lacks"
+    assert told(of(f"actor_rollout_ref.rollout.name={engine}"), text) is masked
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_means_of_router_losses_with_context_parallelism(parts: int) -> None:
+    words = f"{ACTOR}.megatron.context_parallel_size={parts} {ACTOR}.megatron.override_transformer_config."
+    found = of(f"{words}moe_z_loss_coeff=0.01", MEGATRON)
+    assert told(found, "losses of the routers are means") and told(found, "the mean is over the whole") is (parts > 1)
+
+
+def test_what_one_epoch_leaves_of_the_rows_has_no_next_one() -> None:
+    one = of("trainer.total_epochs=1")
+    assert told(one, "drops what is left of the rows; here up to 1 more updates are made of it: --rows N")
+    assert not told(of(f"trainer.total_epochs=1 {ACTOR}.ppo_mini_batch_size=64"), "what is left of the rows")
+    assert told(of("trainer.total_epochs=2"), "here that goes into the next epoch: --rows N")
+
+
+def test_engines_of_verl_0_7_merge_adapters_where_megatron_trains() -> None:
+    adapters = f"{MODEL}.lora.rank=8"
+    assert told(of(adapters, MEGATRON), "engines of verl 0.9 compute with adapters beside the weights")
+    assert told(of(adapters, MEGATRON), "so do they in verl 0.7 with Megatron")
+    fsdp = of(f"{MODEL}.lora_rank=8")
+    assert told(fsdp, "engines of verl compute with adapters") and not told(fsdp, "so do they in verl 0.7")
+
+
+def test_time_limits_of_a_server_are_known() -> None:
+    found = of("actor_rollout_ref.rollout.server.timeout=60 actor_rollout_ref.rollout.server.of_nobody=1")
+    assert any("server.timeout" in line for line in found.dropped)
+    assert ["server.of_nobody" in argument.given for argument in found.strange] == [True]
+
+
 def test_an_epoch_of_the_dapo_recipe_is_made_of_what_it_draws() -> None:
     """Groups that are left out are lost: an epoch has as many rollouts as draws at most."""
     words = "algorithm.filter_groups.enable=True data.gen_batch_size=192 trainer.total_epochs=2"

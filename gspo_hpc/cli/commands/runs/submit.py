@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit the run, or the sweep, and print the id of its job."""
     from gspo_hpc.cli.inputs import load_config, places_told, print_warnings
+    from gspo_hpc.doctor.node import no_space
     from gspo_hpc.launch.slurm import submit
 
     if args.at_most is not None and (args.array is None or args.at_most < 1):
@@ -50,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             print(submit.dry_run(config), end="")
             return DONE
-        job_id = submit.submit(config, _tell_waiting)
+        job_id = submit.submit(config, _tell_waiting, [no_space])
     print(f"job {job_id} submitted; run directory {config.run_dir}")
     return DONE
 
 
 def _run_sweep(args: argparse.Namespace) -> int:
     from gspo_hpc.cli.inputs import print_warnings
+    from gspo_hpc.doctor.node import no_space
     from gspo_hpc.launch.slurm import array
 
     points = _points(args)
@@ -68,7 +70,7 @@ def _run_sweep(args: argparse.Namespace) -> int:
         print("\n".join(_table(list(points))), end="\n\n")
         print(script, end="")
         return DONE
-    found = array.submit(points, args.at_most, _tell_waiting)
+    found = array.submit(points, args.at_most, _tell_waiting, [no_space])
     folder = next(iter(points.values())).run_dir
     for names, what in ((found.done, "done"), (found.active, "running or waiting already")):
         if names:

@@ -27,13 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code of the run."""
     from gspo_hpc.cli.inputs import load_config, places_told, print_warnings
+    from gspo_hpc.doctor.node import obstacles
     from gspo_hpc.launch.local import dry_run, train
 
     config = load_config(args)
     print_warnings(config)
     with places_told(args):
         if not args.dry_run:
-            return train(config)
+            return train(config, checks=[obstacles])
         found = dry_run(config)
     if isinstance(found, int):
         return found
