@@ -101,6 +101,11 @@ def convert(
             f"advantages are divided by the deviation of the rewards + {_EPSILON[found.source]} there, and by "
             "the deviation alone here, where equal rewards give 0"
         )
+    if config.adapter.type and found.source in ("trl", "swift_hf") and not draft.switch("use_vllm"):
+        draft.differs.append(
+            "completions are sampled with adapters beside the weights there (without use_vllm); here engines get "
+            "merged weights, rounded to the model's type (docs/lora.md)"
+        )
     if not objective.resolve(config.algorithm).moves_all:
         draft.differs.append(
             f"an update in which no completion has an advantage makes no step here; in {project} Adam steps with a "

@@ -149,17 +149,18 @@ def kept(draft: Draft, name: str, saved: bool = False) -> None:
 
     `saved`: the original saves some, so that it is told where it keeps more than are kept here.
     """
-    if is_unset(draft.values.get(name)):
+    unknown = is_unset(draft.values.get(name))
+    if unknown:
         draft.whole(name)  # reports it
     elif (count := draft.whole(name, None, least=-(10**9)) or 0) > 0:
         draft.put("checkpoint.keep", count, name)
+        return
     else:
         draft.drop(name, "all are kept there; here checkpoint.keep is how many")
-        if saved:
-            number = default_of("checkpoint.keep")
-            draft.differs.append(
-                f"checkpoints: all are kept in the original, and the last {number} here (checkpoint.keep)"
-            )
+    if saved:
+        number, unless = default_of("checkpoint.keep"), f" unless {name} is a number" * unknown
+        text = f"checkpoints: all are kept in the original{unless}, and the last {number} here (checkpoint.keep)"
+        draft.differs.append(text)
 
 
 def rollout_size(draft: Draft, update: int, rollout: int, comment: str, of: Sequence[str] = ()) -> None:

@@ -120,6 +120,12 @@ def _precision(draft: Draft) -> None:
     else:
         draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
         masters = False
+    given = draft.given(name) or dtype != "auto"
+    if (half or draft.switch("bf16", True)) and not masters and (dtype == "float32" or not given):
+        draft.differs.append(
+            "weights are in float32 there, and products of matrices alone in 16 bits (autocast): norms, embeddings and "
+            "what layers add to have 16 bits here (model.dtype)"
+        )
     if dtype in _HALVES and not masters and "adapter.type" not in draft.settings:
         draft.assumed.append(
             f"weights loaded as {dtype}: without ZeRO or FSDP they are trained in it there, and here the optimizer "
@@ -277,6 +283,9 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
     epochs = epochs or 1.0
     if whole is not None:
         draft.put("run.max_steps", whole, "max_steps")
+        group, passes = draft.whole("num_generations", 8) or 8, draft.whole("num_iterations", 1) or 1
+        if rows is None or whole > max_steps(rows, group, update, 1, 1, passes):
+            rollouts.dropped(draft)
         draft.drop("num_train_epochs", "max_steps takes precedence over it")
         if name == "max_epochs":
             text = f"the original also ends after {epochs:g} passes over the data, and this one after max_steps alone"

@@ -104,13 +104,13 @@ def test_a_project_is_that_of_trackio_and_one_that_is_not_known_is_not_written()
     ("words", "notes"),
     [
         ("--gradient_accumulation_steps 4 --num_train_epochs 3", True),
-        ("--gradient_accumulation_steps 4", False),
+        ("--gradient_accumulation_steps 4", True),
         ("--gradient_accumulation_steps 4 --num_train_epochs 1", False),
         ("--num_train_epochs 3", False),
     ],
 )
 def test_prompts_that_an_epoch_drops_are_told(words: str, notes: bool) -> None:
-    """With one prompt in a rollout there are none; with max_steps the epochs do not matter."""
+    """With one prompt in a rollout there are none; max_steps may be those of several epochs."""
     start = TRL.replace("--max_steps 100 ", "") if "epochs" in words else TRL
     found = convert(f"{start} {words}", gpus=1)
     assert bool(told(found.differs, "drops the last prompts where they fill no rollout")) is notes
@@ -155,3 +155,40 @@ def test_the_epsilon_beside_the_deviation_is_told(words: str, notes: bool) -> No
 def test_the_head_is_computed_in_float32_in_any_case() -> None:
     (why,) = [one.why for one in of("--cast_lm_head_to_fp32 true").left if one.name == "cast_lm_head_to_fp32"]
     assert why == "trainer and engine compute logits in float32 here in any case"
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("", True),
+        ("--dtype float32", True),
+        ("--dtype bfloat16", False),
+        ("--dtype auto", False),
+        ("--bf16 false", False),
+        ("--deepspeed zero2.json", False),  # casts the weights
+    ],
+)
+def test_weights_that_autocast_leaves_in_float32_are_told(words: str, notes: bool) -> None:
+    assert bool(told(of(words).differs, "products of matrices alone in 16 bits (autocast)")) is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [("--use_peft true --lora_r 8", True), ("--use_peft true --lora_r 8 --use_vllm true", False), ("", False)],
+)
+def test_adapters_beside_the_weights_are_told_where_transformers_generates(words: str, notes: bool) -> None:
+    assert bool(told(of(words).differs, "sampled with adapters beside the weights")) is notes
+
+
+@pytest.mark.parametrize(("rows", "notes"), [(None, True), (150, True), (1000, False)])
+def test_what_an_epoch_drops_is_told_where_the_steps_go_beyond_one(rows: int | None, notes: bool) -> None:
+    """100 updates of two prompts: a rollout has 16 completions."""
+    words = "--gradient_accumulation_steps 2"
+    found = convert(f"{TRL} {words}", gpus=1, rows=rows)
+    assert bool(told(found.differs, "drops the last prompts where they fill no rollout")) is notes
+
+
+def test_a_limit_of_checkpoints_that_is_not_known_may_be_none() -> None:
+    found = convert(f"{TRL} --save_steps 10 --save_total_limit $LIMIT", gpus=1)
+    assert told(found.differs, "all are kept in the original unless save_total_limit is a number")
+    assert not told(of("--save_steps 10 --save_total_limit 3").differs, "all are kept in the original")
