@@ -79,7 +79,7 @@ def of_verl(draft: Draft, trained: int, drawn: int) -> bool:
         draft.drop(most, f"main_ppo of verl 0.9 ignores it; {_MOST} is the bound here")
     else:
         _bounds(draft, trained, drawn, gen, most)
-        if (draft.whole("trainer.test_freq", -1, least=-1) or -1) > 0:
+        if (draft.whole("trainer.test_freq", -1, least=-1) or -1) > 1:  # 1: after every step
             draft.differs.append(
                 "the DAPO recipe does not evaluate after its last step where epochs end the run; here eval.after does"
             )

@@ -119,10 +119,11 @@ def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, n
     """Yield what follows the defaults that a script has for variables of a batch system or a launcher."""
     code = re.sub(r"(?m)^\s*#.*$", "", text)
     variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(code) if is_launched(match[1]))
-    for variable, value in directives(text).items():
+    given = directives(text)
+    for variable, value in given.items():
         if re.search(rf"\$\{{?{variable}\b", code):
             yield f"${variable}: {value}, by a line #SBATCH; sbatch may be given another"
-    for variable in variables:
+    for variable in (name for name in variables if name not in given):
         try:
             other = _followed(f"{variable}=$({variable})\n{text}", source, folder, name)
         except ValueError:

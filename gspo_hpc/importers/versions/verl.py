@@ -27,8 +27,8 @@ def tell(draft: Draft, trainer: str, updates: int) -> None:
     _rate(draft, updates)
     if (draft.text(f"{ROLLOUT}.name") or "vllm") == "vllm":
         draft.differs.append(
-            "vLLM never samples tokens that the tokenizer lacks (nor those that stand for images) there; here it may, "
-            "as far as config.json's vocab_size goes"
+            "vLLM never samples tokens that the tokenizer lacks there (since 0.7), nor those that stand for images "
+            "(0.9); here it may, as far as config.json's vocab_size goes"
         )
     if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
         draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP and VeOmni, and not here")

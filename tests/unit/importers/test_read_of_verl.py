@@ -137,6 +137,24 @@ def test_engines_of_verl_0_7_merge_adapters_where_megatron_trains() -> None:
     assert told(fsdp, "engines of verl compute with adapters") and not told(fsdp, "so do they in verl 0.7")
 
 
+def test_an_evaluation_of_every_step_has_the_last() -> None:
+    words = "algorithm.filter_groups.enable=True trainer.test_freq="
+    assert told(of(f"{words}5", DAPO), "the DAPO recipe does not evaluate after its last step")
+    assert not told(of(f"{words}1", DAPO), "does not evaluate after its last step")
+
+
+def test_a_size_of_an_sbatch_line_is_not_called_the_scripts_default() -> None:
+    run = f"{MAIN} trainer.n_gpus_per_node=${{SLURM_GPUS_ON_NODE:-2}}"
+    found = convert(f"#!/bin/bash\n#SBATCH --gres=gpu:4\n{run}")
+    assert found.config.cluster.gpus_per_node == 4
+    assert told(found, "$SLURM_GPUS_ON_NODE: 4, by a line #SBATCH") and not told(found, "the script's default is taken")
+    assert told(convert(run), "$SLURM_GPUS_ON_NODE: the script's default is taken, and decides")
+
+
+def test_a_division_of_experts_is_known() -> None:
+    assert of("actor_rollout_ref.rollout.moe_tensor_parallel_size=1").strange == ()
+
+
 def test_time_limits_of_a_server_are_known() -> None:
     found = of("actor_rollout_ref.rollout.server.timeout=60 actor_rollout_ref.rollout.server.of_nobody=1")
     assert any("server.timeout" in line for line in found.dropped)
