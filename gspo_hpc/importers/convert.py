@@ -106,7 +106,13 @@ def convert(
             "completions are sampled with adapters beside the weights there (without use_vllm); here engines get "
             "merged weights, rounded to the model's type (docs/lora.md)"
         )
-    if not objective.resolve(config.algorithm).moves_all:
+    if found.source == "trl" and not draft.switch("use_vllm"):
+        draft.differs.append(
+            "without use_vllm a completion ends at the tokenizer's end token alone there; here also at the further "
+            "ones of the model's generation_config.json"
+        )
+    heads = "actor_rollout_ref.model.mtp.enable_train"  # which have a loss of their own
+    if not objective.resolve(config.algorithm).moves_all and not (found.source == "verl" and draft.switch(heads)):
         draft.differs.append(
             f"an update in which no completion has an advantage makes no step here; in {project} Adam steps with a "
             "gradient of 0, by its momentum and weight decay"

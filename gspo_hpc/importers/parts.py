@@ -371,7 +371,7 @@ def environment(draft: Draft) -> None:
             draft.put(key, value, comment=f"{name} in the script")
     scales = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"  # what Transformer Engine reads of FP8's scales
     if (value := draft.variables.get(scales, "")) and not is_unset(value) and "model.fp8" in draft.settings:
-        draft.put("slurm.environment", {scales: value}, comment="as in the script")
+        draft.put("slurm.environment", {scales: value}, comment="as in the script; export it for gspo-hpc train")
 
 
 def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False) -> None:

@@ -173,6 +173,7 @@ def _dtype(draft: Draft, megatron: bool) -> None:
         draft.put("model.dtype", kind, name)
     if kind == "float16" and megatron:
         draft.put("optimizer.initial_loss_scale", 32768.0, comment="default of verl")
+        draft.differs.append("an overflow of the loss scale ends a run of verl with Megatron; here it skips the update")
     engines = f"{ROLLOUT}.dtype"
     if draft.given(engines):
         if _DTYPES[draft.choice(engines, tuple(_DTYPES), "bfloat16")] == kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def noise(completion, *, prompt, fields):
     """Anything."""
     return random.random()
 '''
+UNASKED = """
+import sys
+from gspo_hpc.config import loader
+from gspo_hpc.launch import local
+sys.exit(local.train(loader.load(sys.argv[1], sys.argv[2:])))
+"""
 NEVER = ("eval.before=false", "eval.after=false", "eval.interval=null", "checkpoint.interval=1000")
 
 
@@ -49,9 +56,13 @@ def failed(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failed")
     run_dir, log = folder / "run", folder / "log"
     one = harness.command(tiny_config, run_dir, "cluster.gpus_per_node=1", "rollout.probe_max_gap=1e-12", *NEVER)
-    for size in ("100000", "0.00001"):
-        process = harness.start([*one, f"rollout.kv_cache_gb={size}"], log)
-        assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+    refused, much = folder / "refused", "rollout.kv_cache_gb=100000"
+    assert harness.finish(harness.start([*one, much], refused), refused) == 2 and not run_dir.exists()
+    assert "error: memory: " in refused.read_text()
+    # As on a node of Slurm, whose memory nobody looks at before.
+    unasked = [sys.executable, "-c", UNASKED, *one[4:]]
+    for command in ([*unasked, much], [*one, "rollout.kv_cache_gb=0.00001"]):
+        assert harness.finish(harness.start(command, log), log) == 1, log.read_text()[-3000:]
     process = harness.start(one, log)
     third = run_dir / "attempts" / "0003" / "rank-0.log"
     harness.wait_for(lambda: third.exists() and "starting the vLLM engine" in log.read_text()[-40:], process, log)

@@ -33,12 +33,13 @@ def tell(draft: Draft, trainer: str, updates: int) -> None:
     if not megatron and "adapter.type" not in draft.settings and draft.number(f"{OPTIM}.weight_decay", 0.01):
         draft.differs.append("weight decay: norms and biases decay, too, in verl's FSDP and VeOmni, and not here")
     if updates > draft.settings.get("batch.num_iterations", (1,))[0]:
-        switched = (
-            "" if draft.switch("trainer.balance_batch", True) else "; with False, only 0.9 does, which ignores it"
-        )
+        sorts = "0.7 in that of their lengths, on each rank"
+        if not draft.switch("trainer.balance_batch", True):
+            sorts = "0.7 in that of the prompts (trainer.balance_batch=False)"
         draft.differs.append(
-            "verl orders a rollout by length over its ranks before it cuts it into updates (trainer.balance_batch"
-            f"{switched}), so that these hold parts of groups; here each has whole groups, in the order of the prompts"
+            "verl 0.9 cuts a rollout into updates in the order in which its completions were finished, short ones "
+            f"first, and {sorts}, so that updates hold parts of groups; here each has whole groups, in the order of "
+            "the prompts"
         )
 
 
@@ -83,7 +84,15 @@ def _gradients(draft: Draft, trainer: str) -> None:
     if draft.settings.get("model.dtype", ("bfloat16",))[0] == "float32":
         return
     narrow = draft.settings.get("optimizer.grad_reduce_in_fp32", (True,))[0] is False
-    if trainer == "megatron" and "optimizer.grad_reduce_in_fp32" not in draft.settings:
+    bridge = f"{ACTOR}.megatron.vanilla_mbridge"
+    if trainer == "megatron" and "optimizer.grad_reduce_in_fp32" in draft.settings:
+        return
+    if trainer == "megatron" and draft.given(bridge) and not draft.switch(bridge):
+        draft.differs.append(
+            "Megatron-Bridge (vanilla_mbridge=False) keeps and sums gradients in the model's 16 bits in verl; here "
+            "they are in float32 (optimizer.grad_reduce_in_fp32)"
+        )
+    elif trainer == "megatron":
         draft.differs.append(
             "verl 0.9's default bridge for Megatron keeps and sums gradients in the model's 16 bits "
             "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32), as "

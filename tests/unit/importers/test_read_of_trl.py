@@ -180,6 +180,11 @@ def test_adapters_beside_the_weights_are_told_where_transformers_generates(words
     assert bool(told(of(words).differs, "sampled with adapters beside the weights")) is notes
 
 
+def test_tokens_that_end_a_completion_are_told_where_transformers_generates() -> None:
+    text = "without use_vllm a completion ends at the tokenizer's end token alone there"
+    assert told(of().differs, text) and not told(of("--use_vllm true").differs, text)
+
+
 @pytest.mark.parametrize(("rows", "notes"), [(None, True), (150, True), (1000, False)])
 def test_what_an_epoch_drops_is_told_where_the_steps_go_beyond_one(rows: int | None, notes: bool) -> None:
     """100 updates of two prompts: a rollout has 16 completions."""

@@ -155,6 +155,24 @@ def test_a_division_of_experts_is_known() -> None:
     assert of("actor_rollout_ref.rollout.moe_tensor_parallel_size=1").strange == ()
 
 
+def test_gradients_of_the_bridge_that_a_script_chooses() -> None:
+    given = of(f"{ACTOR}.megatron.vanilla_mbridge=False", MEGATRON)
+    assert told(given, "Megatron-Bridge (vanilla_mbridge=False) keeps") and not told(given, "as with mbridge")
+    assert any("it always chooses the bridge" in line for line in given.dropped)
+    assert told(of("", MEGATRON), "as with mbridge, the default up to 0.7")
+
+
+def test_heads_that_predict_several_tokens_move_the_weights_without_an_advantage() -> None:
+    found = of("actor_rollout_ref.model.mtp.enable_train=True")
+    assert not told(found, "no completion has an advantage")
+    assert any("their loss is left out" in line for line in found.dropped)
+
+
+def test_an_overflow_ends_a_run_of_verl() -> None:
+    words = f"{ACTOR}.megatron.dtype=float16"
+    assert told(of(words, MEGATRON), "an overflow of the loss scale ends a run of verl with Megatron")
+
+
 def test_time_limits_of_a_server_are_known() -> None:
     found = of("actor_rollout_ref.rollout.server.timeout=60 actor_rollout_ref.rollout.server.of_nobody=1")
     assert any("server.timeout" in line for line in found.dropped)
@@ -290,8 +308,8 @@ def test_the_bound_of_the_divergence_is_told() -> None:
 def test_updates_that_hold_parts_of_groups_are_told(words: str, notes: bool) -> None:
     """One update has all of its rollout, in whatever order. verl 0.9 reads no switch."""
     found = of(words)
-    assert told(found, "orders a rollout by length over its ranks") is notes
-    assert told(found, "with False, only 0.9 does, which ignores it") is ("balance_batch=False" in words)
+    assert told(found, "in the order in which its completions were finished, short ones first") is notes
+    assert told(found, "0.7 in that of the prompts (trainer.balance_batch=False)") is ("balance_batch=False" in words)
 
 
 def test_a_schedule_that_the_end_of_the_epochs_cuts_off_is_told() -> None:
