@@ -183,3 +183,17 @@ def of_trl(draft: Draft) -> None:
     else:
         draft.switch(name)  # reports it
     draft.credit("adapter.type", "use_peft", "peft_config")
+
+
+def sampled(draft: Draft, always: bool) -> None:
+    """Tell how completions are sampled with adapters in TRL and ms-swift; `always`: vLLM generates in any case."""
+    if draft.switch("vllm_enable_lora") or not (always or draft.switch("use_vllm")):
+        draft.differs.append(
+            "completions are sampled with adapters beside the weights there; here engines get merged weights, rounded "
+            "to the model's type (docs/lora.md)"
+        )
+        return
+    draft.differs.append(
+        "adapters are added to the base weights there for every rollout and taken out again, rounded to their type, so "
+        "that base and reference drift a little; here the base is never written"
+    )

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.algorithms import objective
 from gspo_hpc.config.schema import Config
+from gspo_hpc.importers import adapters, report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers.draft import Draft, Source
 from gspo_hpc.importers.report import Argument, comments
 from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
@@ -101,18 +100,17 @@ def convert(
             f"advantages are divided by the deviation of the rewards + {_EPSILON[found.source]} there, and by "
             "the deviation alone here, where equal rewards give 0"
         )
-    if config.adapter.type and found.source in ("trl", "swift_hf") and not draft.switch("use_vllm"):
-        draft.differs.append(
-            "completions are sampled with adapters beside the weights there (without use_vllm); here engines get "
-            "merged weights, rounded to the model's type (docs/lora.md)"
-        )
+    if config.adapter.type and found.source != "verl":
+        adapters.sampled(draft, always=found.source == "swift")
     if found.source == "trl" and not draft.switch("use_vllm"):
         draft.differs.append(
             "without use_vllm a completion ends at the tokenizer's end token alone there; here also at the further "
             "ones of the model's generation_config.json"
         )
     heads = "actor_rollout_ref.model.mtp.enable_train"  # which have a loss of their own
-    if not objective.resolve(config.algorithm).moves_all and not (found.source == "verl" and draft.switch(heads)):
+    moved = config.algorithm.kl_beta > 0 and config.algorithm.kl_placement != "reward"
+    moved |= config.algorithm.entropy_coef > 0 or config.algorithm.entropy_target > 0
+    if not moved and not (found.source == "verl" and draft.switch(heads)):
         draft.differs.append(
             f"an update in which no completion has an advantage makes no step here; in {project} Adam steps with a "
             "gradient of 0, by its momentum and weight decay"

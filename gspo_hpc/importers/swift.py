@@ -136,6 +136,11 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
         parts.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")
     else:
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
+        if tp > 1 and not together:
+            draft.differs.append(
+                "engines of several GPUs have the same seeds in every rollout there, whatever --seed is; here seeds "
+                "follow run.seed and the rollout"
+            )
 
 
 def objective(draft: Draft) -> None:

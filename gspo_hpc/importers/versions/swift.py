@@ -24,7 +24,10 @@ _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
 _LEAST = 16  # completions of an update, for which gradient_accumulation_steps is chosen up to 3.6
 _WORKERS = "num_infer_workers"
 _EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
-_OF_MODEL = "without vLLM transformers generates there, which takes the model's top_k, or 50 where it gives none"
+_OF_MODEL = (
+    "without use_vllm transformers generates there, and samples from the top_k of the model's generation_config, 50 "
+    "where it gives none; here from all tokens (rollout.top_k)"
+)
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
@@ -169,10 +172,7 @@ def sampling(draft: Draft) -> None:
     cut, most = (0.9, 50) if sign else (1.0, -1)
     whole = not sign and draft.source.project == "ms-swift" and not draft.switch("use_vllm")
     if whole and (draft.whole("top_k", -1, least=-1) or -1) < 1:
-        draft.put("rollout.top_p", draft.number("top_p", cut), "top_p")
-        draft.put("rollout.top_k", 50, comment=_OF_MODEL, of=("top_k", "use_vllm"))
-        tell(draft, sign)
-        return
+        draft.differs.append(_OF_MODEL)
     for name, value, present in (
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),

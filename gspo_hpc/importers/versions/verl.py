@@ -74,9 +74,10 @@ def _rewards(draft: Draft) -> None:
     """Tell that settings of rewards may have no effect."""
     old = [name for name in draft.values if name.startswith(_LEGACY) and draft.given(name)]
     if old and "recipe" not in draft.variables.get("entry", ""):
-        draft.differs.append(
-            f"{old[0]}: main_ppo of verl 0.9 does not read it, and reward.* has taken its place; up to 0.8 it counts"
-        )
+        named = f"{old[0]}: main_ppo of verl 0.9 does not read it"
+        if len(old) > 1:
+            named = f"{', '.join(old)}: main_ppo of verl 0.9 reads none of them"
+        draft.differs.append(f"{named}, and reward.* has taken its place; up to 0.8 it counts")
 
 
 def _gradients(draft: Draft, trainer: str) -> None:

@@ -136,15 +136,35 @@ def test_what_an_epoch_drops_is_told_where_it_changes_the_steps(words: str, note
 
 
 @pytest.mark.parametrize(
-    ("words", "most"),
-    [("", 50), ("--top_k -1", 50), ("--top_k 20", 20), ("--use_vllm true --vllm_mode colocate", -1)],
+    ("words", "notes"),
+    [("", True), ("--top_k -1", True), ("--top_k 20", False), ("--use_vllm true --vllm_mode colocate", False)],
 )
-def test_without_vllm_the_model_says_how_many_tokens_are_sampled_from(words: str, most: int) -> None:
+def test_without_vllm_the_model_says_how_many_tokens_are_sampled_from(words: str, notes: bool) -> None:
     found = convert(f"{RUN} --model m {words}", gpus=1)
-    assert found.config.rollout.top_k == most
-    assert ("transformers generates there, which takes the model's top_k" in " ".join(found.text.split())) is (
-        most == 50
-    )
+    assert found.config.rollout.top_k == (20 if "20" in words else -1)
+    assert told(found, "samples from the top_k of the model's generation_config, 50 where it gives none") is notes
+
+
+@pytest.mark.parametrize(
+    ("words", "beside"),
+    [
+        ("", True),
+        ("--use_vllm true --vllm_mode colocate", False),
+        ("--use_vllm true --vllm_mode colocate --vllm_enable_lora true", True),
+    ],
+)
+def test_what_becomes_of_adapters_when_completions_are_sampled(words: str, beside: bool) -> None:
+    found = convert(f"{RUN} --model m --tuner_type lora {words}", gpus=1)
+    assert told(found, "sampled with adapters beside the weights there") is beside
+    assert told(found, "so that base and reference drift a little") is not beside
+    whole = convert(f"{RUN} --model m --tuner_type full {words}", gpus=1)
+    assert not told(whole, "adapters beside") and not told(whole, "drift a little")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_engines_of_several_gpus_have_the_same_seeds_in_every_rollout(size: int) -> None:
+    words = f"--use_vllm true --vllm_mode colocate --vllm_tensor_parallel_size {size}"
+    assert told(convert(f"{RUN} --model m {words}", gpus=2), "the same seeds in every rollout there") is (size > 1)
 
 
 def test_a_long_prompt_is_cut_for_the_engine_alone() -> None:

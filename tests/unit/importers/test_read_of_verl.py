@@ -173,6 +173,20 @@ def test_an_overflow_ends_a_run_of_verl() -> None:
     assert told(of(words, MEGATRON), "an overflow of the loss scale ends a run of verl with Megatron")
 
 
+def test_every_old_name_of_a_reward_is_told() -> None:
+    words = "reward_model.reward_manager=dapo custom_reward_function.path=a.py custom_reward_function.name=b"
+    names = "reward_model.reward_manager, custom_reward_function.path, custom_reward_function.name"
+    assert told(of(words), f"{names}: main_ppo of verl 0.9 reads none of them")
+
+
+def test_reasons_of_engine_arguments() -> None:
+    ours = "actor_rollout_ref.rollout."
+    words = f"+{ours}engine_kwargs.vllm.max-model-len=32768 +{ours}engine_kwargs.vllm.tool-call-parser=hermes"
+    why = {one.name.rpartition(".")[2]: one.why for one in of(f"{words} {ours}quantization=fp8").left}
+    assert "follows from rollout.max_prompt_length" in why["max-model-len"]
+    assert "calls no tools" in why["tool-call-parser"] and "rollout.engine (quantization)" in why["quantization"]
+
+
 def test_time_limits_of_a_server_are_known() -> None:
     found = of("actor_rollout_ref.rollout.server.timeout=60 actor_rollout_ref.rollout.server.of_nobody=1")
     assert any("server.timeout" in line for line in found.dropped)

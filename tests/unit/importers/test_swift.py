@@ -143,6 +143,8 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
         "defaults are those of ms-swift 4.5; earlier versions had top_p 0.9 (up to 4.0.2); top_k 50 (up to 4.0.2)",
     )
     assert found.differs == (
+        "--max_length 8192: a longer prompt is cut for the engine alone there, and updates have it whole; here both "
+        "have it cut",
         "k3, the KL term: a token's estimate of the divergence is 10 at most there, and has no bound here",
         "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",
         "logits and log-probs are in float32 here, and may be rounded to the model's type in Megatron-SWIFT",
