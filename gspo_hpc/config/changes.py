@@ -40,6 +40,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
         "reward.memory_gb",
+        "environment.workers",
         "eval.interval",
         "eval.before",
         "eval.after",

@@ -182,7 +182,8 @@ def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
     """Return the pass whose choice of experts the updates repeat; "off" if they choose anew."""
     wanted = config.moe.router_replay
     if wanted == "auto":
-        return "rollout" if config.cluster.platform == "cuda" else "old_logprobs"
+        reported = config.cluster.platform == "cuda" and config.environment.name is None  # by whole completions
+        return "rollout" if reported else "old_logprobs"
     return wanted
 
 
@@ -210,7 +211,8 @@ class BusyProcesses(NamedTuple):
     """The processes of a rank that has an engine, each of which keeps a core busy while the engine generates."""
 
     engine: int  # vLLM's core, and a worker for each GPU if there are several: both poll without a pause
-    rewards: int
+    rewards: int  # and those in which an environment answers
+    environment: bool = False
 
     @property
     def total(self) -> int:
@@ -218,13 +220,16 @@ class BusyProcesses(NamedTuple):
         return 1 + self.engine + self.rewards
 
     def __str__(self) -> str:
-        return f"the rank (1), its engine ({self.engine}) and its reward functions ({self.rewards})"
+        theirs = "reward functions and environment" if self.environment else "reward functions"
+        return f"the rank (1), its engine ({self.engine}) and its {theirs} ({self.rewards})"
 
 
 def busy_processes(config: Config) -> BusyProcesses:
     """Return how many processes a rank with an engine has. With one GPU, vLLM's core is its own worker."""
     gpus = config.rollout.tensor_parallel_size
-    return BusyProcesses(1 if gpus == 1 else 1 + gpus, config.reward.workers)
+    talks = config.environment.name is not None
+    workers = config.reward.workers + config.environment.workers * talks
+    return BusyProcesses(1 if gpus == 1 else 1 + gpus, workers, talks)
 
 
 def cpus_per_task(config: Config) -> int | None:

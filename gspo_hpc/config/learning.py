@@ -228,6 +228,16 @@ class Reward(Section):
     )
 
 
+class Environment(Section):
+    """The other side of a conversation; without a name, a completion is a single answer."""
+
+    name: str | None = key(None, "A registered environment, or path/to/file.py:Class. Null: there is none.")
+    args: FreeForm = key({}, "Arguments of the environment.")
+    max_turns: Count = key(8, "Messages of the model in a conversation, at most.")
+    timeout: Positive = key(60.0, "Seconds that an environment may take to answer a message.")
+    workers: Count = key(4, "Processes in which environments answer, for each engine.")
+
+
 class Optimizer(Section):
     """Adam and its schedule, under Megatron's names where it has them."""
 

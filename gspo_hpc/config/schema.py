@@ -23,6 +23,7 @@ from gspo_hpc.config.learning import (
     Batch,
     Checkpoint,
     Data,
+    Environment,
     Eval,
     Optimizer,
     Reward,
@@ -53,6 +54,7 @@ __all__ = [
     "Config",
     "Container",
     "Data",
+    "Environment",
     "Eval",
     "Faults",
     "Memory",
@@ -128,6 +130,7 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout)
     algorithm: Annotated[AlgorithmSettings, plugins.Chosen()] = Field(default_factory=plugins.default)
     reward: Reward = Field(default_factory=Reward)
+    environment: Environment = Field(default_factory=Environment)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)

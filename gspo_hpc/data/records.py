@@ -80,15 +80,15 @@ class Group:
                 "slot": self.slot,
                 "prompt": {
                     "index": self.prompt.index,
-                    "tokens": _encode(self.prompt.tokens),
+                    "tokens": encode(self.prompt.tokens),
                     "text": self.prompt.text,
                     "fields": self.prompt.fields,
                 },
                 "prompt_experts": _encode_experts(self.prompt_experts),
                 "completions": [
                     {
-                        "tokens": _encode(c.tokens),
-                        "logprobs": _encode(c.logprobs),
+                        "tokens": encode(c.tokens),
+                        "logprobs": encode(c.logprobs),
                         "text": c.text,
                         "finish_reason": c.finish_reason,
                         "seed": c.seed,
@@ -98,12 +98,12 @@ class Group:
                         "failure": c.failure,
                         "excluded": c.excluded,
                         "advantage": c.advantage,
-                        "old_logprobs": None if c.old_logprobs is None else _encode(c.old_logprobs),
-                        "reference_logprobs": None if c.reference_logprobs is None else _encode(c.reference_logprobs),
-                        "selected": None if c.selected is None else _encode(c.selected),
+                        "old_logprobs": None if c.old_logprobs is None else encode(c.old_logprobs),
+                        "reference_logprobs": None if c.reference_logprobs is None else encode(c.reference_logprobs),
+                        "selected": None if c.selected is None else encode(c.selected),
                         "experts": _encode_experts(c.experts),
                         "num_cached_tokens": c.num_cached_tokens,
-                        "environment": None if c.environment is None else _encode(c.environment),
+                        "environment": None if c.environment is None else encode(c.environment),
                     }
                     for c in self.completions
                 ],
@@ -118,11 +118,11 @@ class Group:
         prompt = raw["prompt"]
         return cls(
             slot=int(raw["slot"]),
-            prompt=Prompt(int(prompt["index"]), _ints(prompt["tokens"]), prompt["text"], prompt["fields"]),
+            prompt=Prompt(int(prompt["index"]), decode_ints(prompt["tokens"]), prompt["text"], prompt["fields"]),
             completions=tuple(
                 Completion(
-                    tokens=_ints(c["tokens"]),
-                    logprobs=_floats(c["logprobs"]),
+                    tokens=decode_ints(c["tokens"]),
+                    logprobs=decode_floats(c["logprobs"]),
                     text=c["text"],
                     finish_reason=c["finish_reason"],
                     seed=int(c["seed"]),
@@ -132,8 +132,8 @@ class Group:
                     failure=c["failure"],
                     excluded=bool(c["excluded"]),
                     advantage=float(c["advantage"]),
-                    old_logprobs=None if c["old_logprobs"] is None else _floats(c["old_logprobs"]),
-                    reference_logprobs=None if c["reference_logprobs"] is None else _floats(c["reference_logprobs"]),
+                    old_logprobs=_floats(c["old_logprobs"]),
+                    reference_logprobs=_floats(c["reference_logprobs"]),
                     selected=_flags(c.get("selected")),
                     experts=_experts(c.get("experts")),
                     num_cached_tokens=int(c.get("num_cached_tokens", 0)),
@@ -149,7 +149,8 @@ class Group:
         return replace(self, completions=completions)
 
 
-def _encode(array: npt.NDArray[Any]) -> str:
+def encode(array: npt.NDArray[Any]) -> str:
+    """Return an array as base64 of its little-endian bytes."""
     return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
 
 
@@ -157,16 +158,22 @@ def _flags(text: str | None) -> Flags | None:
     return None if text is None else np.frombuffer(base64.b64decode(text), np.uint8).copy()
 
 
-def _ints(text: str) -> Ints:
+def decode_ints(text: str) -> Ints:
+    """Return the numbers that :func:`encode` wrote."""
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4").astype(np.int32)
 
 
-def _floats(text: str) -> Floats:
+def decode_floats(text: str) -> Floats:
+    """Return the numbers that :func:`encode` wrote."""
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float32)
 
 
+def _floats(text: str | None) -> Floats | None:
+    return None if text is None else decode_floats(text)
+
+
 def _encode_experts(array: Experts | None) -> dict[str, Any] | None:
-    return None if array is None else {"bytes": array.itemsize, "shape": list(array.shape), "data": _encode(array)}
+    return None if array is None else {"bytes": array.itemsize, "shape": list(array.shape), "data": encode(array)}
 
 
 def _experts(raw: dict[str, Any] | None) -> Experts | None:

@@ -97,13 +97,24 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
         registry.check(config.reward)  # that there is a function, too
     files = [path for path in (config.data.train, config.data.eval) if path is not None]
     rows = [load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
-    if not rows or not config.reward.functions:
+    if not rows:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
-    first = rows[0]
+    first, memory = rows[0], config.reward.memory_gb
+    if config.environment.name is not None:
+        from gspo_hpc.rewards.environments.turns import asked, turn_function
+
+        (found,) = trial.run([turn_function(config)], "", asked(first.fields, 1, None), memory_gb=memory)
+        if found.failure is not None and (found.certain or (here and found.not_here)):
+            raise ValueError(
+                f"environment.name: {config.environment.name} {found.failure}\nthis is so for each of "
+                f"{len(trial.TEXTS)} messages in a conversation about {first.where}"
+            )
+    if not config.reward.functions:
+        return
     names = registry.part_names(config.reward)
-    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=config.reward.memory_gb)
+    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=memory)
     wrong = [
         f"{name} {outcome.failure}"
         for name, outcome in zip(names, outcomes, strict=True)

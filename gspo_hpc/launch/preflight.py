@@ -90,6 +90,31 @@ def reward_functions(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"{name}: {text}", absent="A run needs the file" if absent else "")
 
 
+def environments(config: Config) -> Iterator[Problem]:
+    """Check that the environment can be made, and that there is one where its reward is asked for."""
+    from gspo_hpc.rewards.catalogue import TURN
+
+    name = config.environment.name
+    for number, term in enumerate(config.reward.functions):
+        if term.function == TURN:
+            yield Problem(f"reward.functions[{number}].function", f"{TURN} is no reward function; give environment")
+    if name is not None and not config.data.chat_template:
+        yield Problem("data.chat_template", "replies of an environment stand in the chat template", "set it to true")
+    if name is None:
+        for number, term in enumerate(config.reward.functions):
+            if term.function == "environment":
+                text = "there is no environment whose reward it could be"
+                yield Problem(f"reward.functions[{number}].function", f"environment: {text}", "set environment.name")
+        return
+    from gspo_hpc.rewards.environments import registry
+
+    try:
+        registry.check(config.environment)
+    except ValueError as mistake:
+        absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
+        yield Problem("environment.name", str(mistake), absent=absent)
+
+
 def observers(config: Config) -> Iterator[Problem]:
     """Check that every observer can be called with the record of a step."""
     for number, name in enumerate(config.tracking.observers):
@@ -340,6 +365,6 @@ def rows(config: Config, most_bytes: float = math.inf) -> int | None:
     return count_rows(path, most_bytes) if path is not None and is_there(path) else None
 
 
-INPUTS: tuple[Check, ...] = (notifications, reward_functions, observers, data)
+INPUTS: tuple[Check, ...] = (notifications, reward_functions, environments, observers, data)
 CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, teacher, adapter, run_directory, run_place, batch_script)
 ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

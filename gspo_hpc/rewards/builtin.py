@@ -133,6 +133,19 @@ def _check_exact(tag: str = "", **_: Any) -> None:
     check_tag(tag)
 
 
+@reward_function(check_row=lambda fields, **args: None)
+def environment(
+    completion: str, *, prompt: str, fields: Mapping[str, Any], environment_reward: float | None = None
+) -> float:
+    """Return the reward of the conversation: the sum of what its environment gave for each turn.
+
+    Raises NotImplementedError without an environment (environment.name).
+    """
+    if environment_reward is None:
+        raise NotImplementedError("there is no environment: set environment.name")
+    return environment_reward
+
+
 @reward_function(check=_check_exact)
 def exact_match(
     completion: str,

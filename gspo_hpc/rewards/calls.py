@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.data.outcomes import Outcome
-from gspo_hpc.rewards.catalogue import PREPARATIONS, Graded, Grader, UnparsableGold
+from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
 # Errors of a function's code, which the next call makes again. Others may come from a service that fails for a while.
 MISTAKES = (TypeError, NameError, AttributeError, NotImplementedError, ImportError, SyntaxError)
+ENVIRONMENT = "environment"  # the reward function that gives a conversation what its environment gave
 TEXT = 300  # characters kept of a grader's error message
 
 
@@ -28,6 +29,7 @@ class Verdict(NamedTuple):
     outcome: Outcome | None = None
     may_pass: bool = True  # False for a failure that another call would repeat
     seconds: float = 0.0  # that the call took, of a process without an answer its time limit or 0
+    turn: Turn | None = None  # of a call of an environment: its answer
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Sampled:
     text: str
     length: int  # in tokens, end token included
     tokens: tuple[int, ...] = ()  # their ids
+    environment_reward: float | None = None  # of a conversation, the sum over its turns; None where it failed
+    failure: str | None = None  # why the environment failed
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class Loaded:
     def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the verdict on one completion of a group. Raises whatever the function raises."""
         one = group[index]
+        if one.failure is not None and "environment_reward" in self.takes:
+            return Verdict(None, one.failure, "failed", may_pass=False)
         offers = {
+            "environment_reward": one.environment_reward,
             "response_length": one.length,
             "response_tokens": list(one.tokens),
             "group_completions": [each.text for each in group],
@@ -63,6 +70,7 @@ class Loaded:
     def call_batched(self, group: Sequence[Sampled], prompt: str, fields: dict[str, Any]) -> list[Verdict]:
         """Return the verdicts of a batched function on a whole group. Raises whatever the function raises."""
         offers = {
+            "environment_reward": [one.environment_reward for one in group],
             "response_length": [one.length for one in group],
             "response_tokens": [list(one.tokens) for one in group],
         }
@@ -94,6 +102,10 @@ def loaded(term: RewardFunction, *, time_limit: float = 10.0, processes: int = 1
     """Return the function, whose file is run. Raises whatever that file raises."""
     grader = load(term.function)
     PREPARATIONS.get(term.function, lambda: None)()
+    if term.function == TURN:
+        from gspo_hpc.rewards.environments.answering import prepare
+
+        prepare(**term.args)  # before any time limit begins
     return Loaded(grader, frozenset(inspect.signature(grader).parameters), term.args, time_limit, processes)
 
 
@@ -134,4 +146,4 @@ def _number(value: Any) -> Verdict:
         number = math.inf
     if not abs(number) <= LARGEST:
         return Verdict(None, f"returned {number}: a finite number up to {LARGEST:g} is needed", "failed")
-    return Verdict(number, outcome=outcome)
+    return Verdict(number, outcome=outcome, turn=value.turn if isinstance(value, Answered) else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from gspo_hpc.data.outcomes import Outcome
@@ -11,6 +12,7 @@ Grader = Callable[..., Any]  # a number, several of a batched one, or what is aw
 _G = TypeVar("_G", bound=Grader)
 
 REGISTRY: dict[str, Grader] = {}  # reward functions by name
+TURN = "environment_turn"  # the function of a pool in which an environment answers, which no configuration names
 ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a function's arguments before a run starts
 ROW_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with the fields of a row and a function's arguments
 ASK_ELSEWHERE: set[str] = set()  # names of those that need a service, which perhaps only the nodes of a run reach
@@ -38,6 +40,28 @@ class Graded(float):
         """Return `value` with its outcome."""
         self = super().__new__(cls, value)
         self.outcome = outcome
+        return self
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The answer of an environment to one message."""
+
+    state: Any
+    reply: str  # empty where the conversation is over
+    reward: float
+    over: bool
+
+
+class Answered(float):
+    """The reward of a turn, which brings the rest of the answer along."""
+
+    turn: Turn
+
+    def __new__(cls, turn: Turn) -> Answered:
+        """Return the reward of `turn`."""
+        self = super().__new__(cls, turn.reward)
+        self.turn = turn
         return self
 
 

@@ -146,14 +146,19 @@ class RewardPool:
                 done += self._take(call, future)
         return done
 
-    def close(self) -> None:
-        """End all processes, whatever they are doing. Results that were not polled are lost."""
+    def drop(self) -> None:
+        """Forget all that was submitted: no result of it comes any more, and calls that are made end as they may."""
         with self._lock:
-            self._closed = True
             self._waiting.clear()
         self._delayed.clear()
         self._open.clear()
         self._live.clear()
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing. Results that were not polled are lost."""
+        with self._lock:
+            self._closed = True
+        self.drop()
         _give_up([worker.pool for worker in self._workers])
 
     def _take(self, call: Call, future: Future[Any]) -> list[tuple[Hashable, RewardResult]]:
@@ -201,7 +206,7 @@ class RewardPool:
 
     def _note_one(self, key: Hashable, term: int, verdict: Verdict) -> RewardResult | None:
         entry, name = self._open[key], self._names[term]
-        value, failure, outcome, _, entry.seconds[term] = verdict
+        value, failure, outcome, _, entry.seconds[term], entry.turn = verdict
         if outcome is not None:
             entry.outcomes[term] = outcome
         if failure is None:
@@ -222,9 +227,8 @@ class RewardPool:
             if not abs(total) <= LARGEST:
                 total, failure = 0.0, f"the weighted sum {total} is beyond {LARGEST:g}"
         outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}
-        return RewardResult(
-            total, parts, failure, outcomes, {self._names[term]: s for term, s in entry.seconds.items()}
-        )
+        seconds = {self._names[term]: taken for term, taken in entry.seconds.items()}
+        return RewardResult(total, parts, failure, outcomes, seconds, entry.turn)
 
     def _cause(self, error: BaseException, term: int) -> Verdict:
         seconds, setting = time_limit(self._reward, term)

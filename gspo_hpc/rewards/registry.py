@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Reward, RewardFunction
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
-from gspo_hpc.rewards.catalogue import PEER_NAMES
+from gspo_hpc.rewards.catalogue import PEER_NAMES, TURN
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
 ASKED = (  # given to those that have them
-    *("response_length", "response_tokens", "group_completions", "group_index"),
+    *("response_length", "response_tokens", "group_completions", "group_index", "environment_reward"),
     *("time_limit", "reward_processes"),
 )
 RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
@@ -32,7 +32,8 @@ def part_names(reward: Reward) -> tuple[str, ...]:
     names: list[str] = []
     for term in reward.functions:
         uses = sum(other.function == term.function for other in reward.functions[: len(names)])
-        names.append(f"{term.function}#{uses + 1}" if uses else term.function)
+        name = "environment" if term.function == TURN else term.function
+        names.append(f"{name}#{uses + 1}" if uses else name)
     return tuple(names)
 
 
@@ -47,6 +48,8 @@ def clipped(value: float, term: RewardFunction) -> float:
 def time_limit(reward: Reward, term: int) -> tuple[float, str]:
     """Return how many seconds a call of a term may take, and what says so."""
     own = reward.functions[term].timeout
+    if reward.functions[term].function == TURN:
+        return reward.timeout, "environment.timeout"
     return (reward.timeout, "reward.timeout") if own is None else (own, "timeout of the function")
 
 
@@ -98,7 +101,7 @@ def terms_with(reward: Reward, wanted: Callable[[inspect.Signature], bool]) -> f
     signatures = [
         own_code.signature(*own_code.split(term.function, _FUNCTION), may_be_async=True)
         if own_code.is_file(term.function)
-        else inspect.signature(REGISTRY[term.function])
+        else inspect.signature(_named(term.function))
         for term in reward.functions
     ]
     return frozenset(number for number, signature in enumerate(signatures) if wanted(signature))
@@ -111,12 +114,20 @@ def load(function: str) -> Grader:
     where the name is no function.
     """
     if not own_code.is_file(function):
-        return REGISTRY[function]
+        return _named(function)
     grader = own_code.load(*own_code.split(function, _FUNCTION))
     if not callable(grader):
         raise TypeError(f"{function} is {type(grader).__name__}, not a function")
     found: Grader = grader
     return found
+
+
+def _named(function: str) -> Grader:
+    if function != TURN:
+        return REGISTRY[function]
+    from gspo_hpc.rewards.environments.answering import environment_turn
+
+    return environment_turn
 
 
 def _check_term(term: RewardFunction) -> None:
@@ -127,6 +138,8 @@ def _check_term(term: RewardFunction) -> None:
     if own_code.is_file(term.function):
         path, name = own_code.split(term.function, _FUNCTION)
         _check_arguments(own_code.signature(path, name, may_be_async=True), term.args)
+        return
+    if term.function == TURN:
         return
     if term.function not in REGISTRY:
         raise ValueError(f"there is no such reward function{_unknown(term.function)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards.calls import Sampled
+from gspo_hpc.rewards.catalogue import Turn
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RewardResult:
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it
     # Of each grader's last call; one that grades a whole group took it for all of them.
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    turn: Turn | None = None  # of a call of an environment: its answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class OpenCompletion:
     failures: dict[int, str] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, eq=False)

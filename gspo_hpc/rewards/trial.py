@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
-from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS
+from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS, TURN
 from gspo_hpc.rewards.registry import is_batched
 from gspo_hpc.rewards.worker_process import limit_memory
 from gspo_hpc.system import environment
@@ -96,7 +96,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _is_quick(term: RewardFunction) -> bool:
     """Return whether a function may be called in this process: one of the package, without a library that is slow."""
-    return own_code.file_of(term.function) is None and term.function not in (*PREPARATIONS, "regex")
+    built_in = own_code.file_of(term.function) is None and term.function != TURN
+    return built_in and term.function not in (*PREPARATIONS, "regex")
 
 
 def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str]) -> Outcome:
@@ -104,11 +105,11 @@ def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Se
         function = loaded(term)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_here=True)
-    built_in = own_code.file_of(term.function) is None
+    built_in = own_code.file_of(term.function) is None and term.function != TURN
     elsewhere = term.function in ASK_ELSEWHERE
     found: list[Outcome] = []
     for text in texts:
-        group = [Sampled(text, len(text.split()), tuple(range(len(text.split()))))] * 2
+        group = [Sampled(text, len(text.split()), tuple(range(len(text.split()))), 0.0)] * 2
         try:
             if is_batched(inspect.signature(function.grader)):
                 value, failure, *_ = function.call_batched(group, prompt, dict(fields))[0]

@@ -13,9 +13,10 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.prompts import SharedPrompts
-from gspo_hpc.rewards.calls import Sampled
+from gspo_hpc.rewards.calls import ENVIRONMENT, Sampled
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime
@@ -107,6 +108,7 @@ class Generation:
     journal: Journal | None
     progress: ProgressCallback
     shared: SharedPrompts | None = None  # where other ranks have engines too; else the request has all prompts
+    conversations: Conversations | None = None  # between the engine and this, where there is an environment
     time: EngineTime = field(default_factory=EngineTime)
     seconds_waiting_for_rewards: float = 0.0
     _finished: dict[int, Group] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self._slots = self.request.slots
+        self._sampler: Engine | Conversations = self.conversations or self.engine
         self._tokens_before = self.engine.tokens_generated
 
     def run(self) -> dict[int, Group]:
@@ -124,14 +127,14 @@ class Generation:
             mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
             seen = notices.look()
             if self._stops():
-                self.engine.abort()
+                self._sampler.abort()
                 break
             self._submit_prompts()
-            if self.engine.pending:
+            if self._sampler.pending:
                 self._step_engine()
             if not self._collect_rewards():
                 continue
-            if not self.engine.pending and not self._grading:
+            if not self._sampler.pending and not self._grading:
                 if self._exhausted and self.counters.all_finished():
                     break
                 if self._exhausted:  # others still generate
@@ -154,7 +157,7 @@ class Generation:
         """
         every = self._slots
         share = -(-len(every) // (2 * self.num_engines)) if self.num_engines > 1 else len(every)
-        if self._exhausted or (missing := share - self.engine.pending) <= 0:
+        if self._exhausted or (missing := share - self._sampler.pending) <= 0:
             return
         taken = self.counters.take(missing)
         self._exhausted = taken.stop >= len(every)
@@ -164,7 +167,7 @@ class Generation:
             seeds = self.request.seeds(self.config.run.seed, slot, prompt)
             # A kilobyte of a token, which only training reads.
             trained = self.request.rollout >= 0
-            self.engine.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
+            self._sampler.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
 
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.
@@ -172,9 +175,9 @@ class Generation:
         A dead engine is restarted, filled and given its unfinished groups again, but not if a stop is requested: the
         restart would take the time that is left for the save.
         """
-        running, began = self.engine.running, time.monotonic()
+        running, began = self._sampler.running, time.monotonic()
         try:
-            ready = self.engine.step()
+            ready = self._sampler.step()
         except EngineDied as death:
             if not self._stops():
                 self.recovery.recover(death)
@@ -183,7 +186,7 @@ class Generation:
         self.time.tokens = self._tokens()
         for group in ready:
             if self.pool is None:
-                self._finish(group)
+                self._finish(with_rewards(group, {}, self.config.reward.on_failure))
                 continue
             self._grading[group.slot] = (group, {})
             self.pool.submit_group(
@@ -197,7 +200,7 @@ class Generation:
         """Take the rewards that are there; False if a stop was requested meanwhile and they are not to be trusted."""
         if self.pool is None:
             return True
-        waiting = not self.engine.pending and bool(self._grading)
+        waiting = not self._sampler.pending and bool(self._grading)
         began = time.monotonic()
         results = self.pool.poll(timeout=POLL_SECONDS if waiting else 0.0)
         if waiting:
@@ -224,21 +227,29 @@ class Generation:
 
 
 def as_graded(group: Group) -> list[Sampled]:
-    """Return the completions of a group as reward functions see them."""
-    return [Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist())) for c in group.completions]
+    """Return the completions of a group as reward functions see them; a conversation has the environment's reward."""
+    return [
+        Sampled(c.text, len(c.tokens), tuple(c.tokens.tolist()), c.reward_parts.get(ENVIRONMENT), c.failure)
+        for c in group.completions
+    ]
 
 
 def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: str) -> Group:
-    """Return the group with the reward of each completion; `on_failure` "exclude" excludes those without one."""
+    """Return the group with the reward of each completion; `on_failure` "exclude" excludes those without one.
 
-    def grade(completion: Completion, result: RewardResult) -> Completion:
+    A conversation whose environment failed has none, whatever was graded of it. Without `results`, nothing was.
+    """
+
+    def grade(completion: Completion, result: RewardResult | None) -> Completion:
+        told = result or RewardResult(completion.reward, completion.reward_parts, None)
+        failure = completion.failure or told.failure
         return replace(
             completion,
-            reward=result.value if result.failure is None else 0.0,
-            reward_parts=result.parts,
-            outcomes=dict(result.outcomes),
-            failure=result.failure,
-            excluded=result.failure is not None and on_failure == "exclude",
+            reward=told.value if failure is None else 0.0,
+            reward_parts=told.parts,
+            outcomes=dict(told.outcomes),
+            failure=failure,
+            excluded=failure is not None and on_failure == "exclude",
         )
 
-    return group.with_completions(tuple(grade(c, results[i]) for i, c in enumerate(group.completions)))
+    return group.with_completions(tuple(grade(c, results.get(i)) for i, c in enumerate(group.completions)))

@@ -17,11 +17,13 @@ import torch.distributed as dist
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.replies import Replies
 from gspo_hpc.engine.engine import Engine
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.generation import CallCounters, Generation, ProgressCallback, Request, ignore_progress
 from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -59,6 +61,8 @@ class RolloutWorker:
     num_engines: int
     recovery: EngineRecovery
     stop_requested: Callable[[], bool]
+    turns: RewardPool | None = None  # in which an environment answers; None: there is none
+    replies: Replies | None = None  # with it
     prompts_come_from_outside: bool = False  # the trainer has put them into the store before it asked for a call
     _calls: int = 0
 
@@ -98,8 +102,9 @@ class RolloutWorker:
     def close(self) -> None:
         """Close the reward pool and the engine."""
         self.notices.close()
-        if self.pool is not None:
-            self.pool.close()
+        for pool in (self.pool, self.turns):
+            if pool is not None:
+                pool.close()
         if self.engine is not None:
             self.engine.close()
 
@@ -128,6 +133,18 @@ class RolloutWorker:
         progress: ProgressCallback,
     ) -> Generation:
         assert self.engine is not None
+        conversations = None
+        if self.turns is not None and self.replies is not None:
+            limit = self.config.environment.max_turns
+            conversations = Conversations(
+                self.engine,
+                self.turns,
+                self.replies,
+                limit,
+                slots=frozenset(request.slots),
+                journal=journal,
+                stop_requested=self.stop_requested,
+            )
         return Generation(
             request=request,
             counters=counters,
@@ -140,6 +157,7 @@ class RolloutWorker:
             journal=journal,
             progress=progress,
             shared=shared,
+            conversations=conversations,
         )
 
     def _wait(self, counters: CallCounters) -> None:

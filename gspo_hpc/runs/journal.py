@@ -5,6 +5,9 @@ payload. The first payload is the header (the rollout's number and the fingerpri
 other one a Group. The CRC starts from the policy's fingerprint, so that no line counts for another policy. Files are
 only ever appended to: a kill tears at most the last line, and a line whose CRC is wrong is ignored. Its group is
 sampled again, with the same seeds.
+
+Where the model talks with an environment, a second file of the writer has every turn of its conversations, in the same
+form: those of groups that are not finished go on behind their last turn, and no environment is asked again.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.turns import TurnRecord
 from gspo_hpc.system.files import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_or_cut
 
 _VERSION = 1
@@ -26,10 +31,23 @@ _VERSION = 1
 class Journal:
     """One writer's file of one rollout. An existing file is continued if it is of the same policy, else replaced."""
 
-    def __init__(self, folder: Path, writer: int, *, fingerprint: str, rollout: int) -> None:
-        """Open the file of rank `writer` in `folder` (rollouts/NNNNNN); `fingerprint` is that of the weights."""
+    def __init__(
+        self,
+        folder: Path,
+        writer: int,
+        *,
+        fingerprint: str,
+        rollout: int,
+        kind: Literal["journal", "turns"] = "journal",
+    ) -> None:
+        """Open the file of rank `writer` in `folder` (rollouts/NNNNNN); `fingerprint` is that of the weights.
+
+        `kind`: whether it has groups, or turns of their conversations.
+        """
         make_private_dir(folder)
-        self.path = folder / f"rank-{writer:04d}.journal"
+        self.path = folder / f"rank-{writer:04d}.{kind}"
+        self._folder, self._writer, self._fingerprint, self._rollout = folder, writer, fingerprint, rollout
+        self._turns: Journal | None = None
         self._seed = _seed(fingerprint)
         header = _line(json.dumps({"version": _VERSION, "rollout": rollout, "fingerprint": fingerprint}), 0)
         with plain_disk_full(self.path):
@@ -51,8 +69,23 @@ class Journal:
         with plain_disk_full(self.path):
             self._write(b"".join(_line(group.to_json(), self._seed) for group in groups))
 
+    def append_turns(self, turns: Sequence[TurnRecord]) -> None:
+        """Append turns of conversations in one write, and return when they are on disk."""
+        if self._turns is None:
+            self._turns = Journal(
+                self._folder, self._writer, fingerprint=self._fingerprint, rollout=self._rollout, kind="turns"
+            )
+        with plain_disk_full(self._turns.path):
+            self._turns._write(b"".join(_line(turn.to_json(), self._seed) for turn in turns))
+
+    def turns(self, slots: Container[int]) -> dict[tuple[int, int], list[TurnRecord]]:
+        """Return the turns of these slots that are on disk, of all writers, in their order, by slot and sample."""
+        return read_turns(self._folder, self._fingerprint, slots)
+
     def close(self) -> None:
         """Close the file. Calling it again does nothing."""
+        if self._turns is not None:
+            self._turns.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -87,16 +120,46 @@ def journals(folder: Path) -> list[Path]:
 def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:
     """Return the finished groups of one writer, as :func:`read_journals` does; nothing if the file is not there."""
     groups: dict[int, Group] = {}
+    for payload in _payloads(path, fingerprint):
+        group = Group.from_json(payload)
+        groups.setdefault(group.slot, group)
+    return groups
+
+
+def _payloads(path: Path, fingerprint: str) -> Iterator[str]:
+    """Yield the payloads behind the header that are whole; none of another policy's file, or of none."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # one line at a time: each has a whole group
         whole = (line[:-1] for line in file if line.endswith(b"\n"))  # what follows the last line break is torn
         if not _is_of(next(whole, b""), fingerprint):
-            return groups
+            return
         for line in whole:
             payload = _payload(line, _seed(fingerprint))
             if payload is not None:
-                group = Group.from_json(payload)
-                groups.setdefault(group.slot, group)
-    return groups
+                yield payload
+
+
+def read_turns(
+    folder: Path, fingerprint: str, slots: Container[int] | None = None
+) -> dict[tuple[int, int], list[TurnRecord]]:
+    """Return the turns of a rollout's conversations that the policy `fingerprint` led, in order, by slot and sample.
+
+    `slots`: of which; by default of all. Only turns without a gap before them count. Of a turn that is there twice,
+    the first does, as of groups.
+    """
+    found: dict[tuple[int, int], dict[int, TurnRecord]] = {}
+    for path in sorted(folder.glob("rank-*.turns")):
+        for payload in _payloads(path, fingerprint):
+            turn = TurnRecord.from_json(payload)
+            if slots is None or turn.slot in slots:
+                found.setdefault((turn.slot, turn.sample), {}).setdefault(turn.turn, turn)
+    return {key: list(_without_gap(turns)) for key, turns in found.items()}
+
+
+def _without_gap(turns: dict[int, TurnRecord]) -> Iterator[TurnRecord]:
+    for number in range(len(turns)):
+        if number not in turns:
+            return
+        yield turns[number]
 
 
 def retire(rollouts: Path, before_rollout: int) -> None:

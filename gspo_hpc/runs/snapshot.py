@@ -29,6 +29,8 @@ def files(config: Config) -> dict[str, str]:
     """Return the names of all code of a user's own in a config, path/to/file.py:NAME, with what it is for."""
     named = dict.fromkeys((term.function for term in config.reward.functions), "reward function")
     named |= {config.algorithm.name: "algorithm"} | dict.fromkeys(config.tracking.observers, "observer")
+    if config.environment.name is not None:
+        named[config.environment.name] = "environment"
     return {name: what for name, what in named.items() if own_code.file_of(name) is not None}
 
 

@@ -17,6 +17,7 @@ from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.exchange.exchange import Exchange
@@ -26,6 +27,7 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
 from gspo_hpc.policy.process_groups import Ranks, barrier, largest, store
+from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
@@ -156,13 +158,16 @@ def start_rollout_worker(
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
     num_engines = per_node * place.nodes
-    engine = pool = None
+    engine = pool = turns = replies = None
     if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
             pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
+            if config.environment.name is not None:
+                replies = Replies(hf_folder.tokenizer(str(config.model.path)), config.data)
+                turns = turn_pool(config, num_engines)
     if dist.get_world_size() > 1:
         with waiting():  # for engines that take longer
             barrier(ranks.device)
@@ -177,6 +182,8 @@ def start_rollout_worker(
         notices=notices,
         engine=engine,
         pool=pool,
+        turns=turns,
+        replies=replies,
         num_engines=num_engines,
         prompts_come_from_outside=ranks.job_store is not None,
         recovery=EngineRecovery(

@@ -105,15 +105,7 @@ def signature(path: Path, name: str, *, may_be_async: bool = False) -> inspect.S
     Raises ValueError where the file cannot be read, is not Python, or has no such function, or one that is a generator;
     FileAbsent where there is none.
     """
-    try:
-        tree = ast.parse(source(path).read_bytes(), filename=str(path))
-    except FileNotFoundError:
-        raise FileAbsent(f"{path} is not there; relative paths begin at {os.getcwd()}") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
-        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
+    tree = _parsed(path)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef) if may_be_async else (ast.FunctionDef,)
     defined = {node.name: node for node in tree.body if isinstance(node, kinds)}
     if name not in defined:
@@ -125,6 +117,38 @@ def signature(path: Path, name: str, *, may_be_async: bool = False) -> inspect.S
     if _yields(defined[name]):
         raise ValueError(f"{path}: {name!r} is a generator: it has `yield`, and must give its value with `return`")
     return _signature(defined[name].args)
+
+
+def methods(path: Path, name: str) -> dict[str, inspect.Signature] | None:
+    """Return the methods of a class at the top level of a file, without running the file.
+
+    Their signatures have neither `self` nor annotations. None where it has base classes or decorators, which may give
+    it more. Raises ValueError where the file cannot be read, is not
+    Python, or has no such class; FileAbsent where there is none.
+    """
+    defined = {node.name: node for node in _parsed(path).body if isinstance(node, ast.ClassDef)}
+    if name not in defined:
+        raise ValueError(f"{path} has no class {name!r} at its top level{near_miss(name, sorted(defined), known=True)}")
+    if defined[name].bases or defined[name].decorator_list:
+        return None
+    found = {}
+    for node in defined[name].body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            parameters = list(_signature(node.args).parameters.values())
+            found[node.name] = inspect.Signature(parameters[1:])
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(source(path).read_bytes(), filename=str(path))
+    except FileNotFoundError:
+        raise FileAbsent(f"{path} is not there; relative paths begin at {os.getcwd()}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{path} is not Python: {getattr(error, 'msg', error)}{line}") from None
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

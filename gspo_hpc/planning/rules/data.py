@@ -22,6 +22,7 @@ class DataRule(RuleId):
     DYNAMIC_SAMPLING_MAY_DRAW_MORE = auto()
     DYNAMIC_SAMPLING_METRIC_IS_GIVEN = auto()
     OVERSAMPLING_WITHIN_BOUND = auto()
+    ENVIRONMENT_REPORTS_NO_EXPERTS = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -122,3 +123,18 @@ def _oversampling(plan: PlanBuilder) -> Iterator[str]:
 
 def _all_held_out(plan: PlanBuilder) -> bool:
     return plan.rows == 0 and plan.config.data.train_ratio < 1
+
+
+@rule(
+    DataRule.ENVIRONMENT_REPORTS_NO_EXPERTS,
+    "an environment has no `moe.router_replay: rollout`",
+    estimable=True,
+)
+def _experts(plan: PlanBuilder) -> Iterator[str]:
+    """Engines report the experts of a request, and each message of a conversation is one."""
+    config = plan.config
+    if plan.model_file.experts and config.environment.name and config.moe.router_replay == "rollout":
+        yield (
+            f"moe.router_replay: rollout and environment.name ({config.environment.name}) exclude each other: engines "
+            "report experts for whole completions alone; set moe.router_replay=old_logprobs, or off"
+        )

@@ -63,7 +63,11 @@ def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
     found: dict[int, RewardResult] = {}
     while pool.pending:
         found |= dict(pool.poll(timeout=None))
-    return [found[index] for index in places]
+    failures = [one.failure for one in group.completions]  # of an environment
+    return [
+        found[index] if why is None else replace(found[index], value=0.0, failure=why)
+        for index, why in zip(places, failures, strict=True)
+    ]
 
 
 def _complete(config: Config) -> Config:

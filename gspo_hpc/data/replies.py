@@ -1,0 +1,51 @@
+"""The tokens of an environment's reply: what a chat template puts behind a message of the model, up to its next one.
+
+What the model sampled stays the tokens that it sampled. Only what follows them is tokenized, so a conversation grows at
+its end alone, whatever a template would do to earlier messages if it were given the whole conversation again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gspo_hpc.config.schema import Data
+
+_MESSAGE = "gspo-message"  # stands for the model's; no template changes or contains it
+
+
+class Replies:
+    """The text around an environment's replies, by the chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Any, data: Data) -> None:
+        """Take the template apart. Raises ValueError where it has no place for a reply."""
+        self._tokenizer, self._kwargs = tokenizer, data.chat_template_kwargs
+        self._opening = [{"role": "user", "content": "gspo-question"}, {"role": "assistant", "content": _MESSAGE}]
+        try:
+            self._after("gspo-reply")
+        except Exception as error:  # a template is a program of its own, and raises what it likes
+            raise ValueError(f"environment: the chat template takes no reply after an answer: {error}") from None
+
+    def tokens(self, reply: str, last: int) -> list[int]:
+        """Return the tokens that follow a message of the model whose last token is `last`. Raises ValueError."""
+        text = self._after(reply)
+        ended = self._tokenizer.decode([last], skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
+        if ended and text.lstrip().startswith(ended):  # the model has ended its message itself
+            text = text.lstrip().removeprefix(ended)
+        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def _after(self, reply: str) -> str:
+        """Return what the template puts behind a message of the model where this reply follows."""
+        whole = self._render([*self._opening, {"role": "user", "content": reply}], True)
+        if whole.count(_MESSAGE) != 1:
+            raise ValueError("it does not keep the model's message as it is")
+        after = whole.partition(_MESSAGE)[2]
+        if reply.strip() not in after:
+            raise ValueError("it leaves the reply out")
+        return after
+
+    def _render(self, messages: list[dict[str, str]], generate: bool) -> str:
+        found: str = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
+        )
+        return found

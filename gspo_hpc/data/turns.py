@@ -1,0 +1,39 @@
+"""The record of a turn of a conversation: what the model sampled, and what the environment answered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc.data.records import Floats, Ints, decode_floats, decode_ints, encode
+
+
+@dataclass(frozen=True, eq=False)
+class TurnRecord:
+    """A turn of the conversation of one completion; they are numbered from 0."""
+
+    slot: int
+    sample: int
+    turn: int
+    past: int  # CRC-32 of the prompt's tokens and of all of the conversation before it
+    tokens: Ints  # [message_len], as sampled
+    logprobs: Floats  # [message_len]
+    text: str  # of the message
+    finish_reason: str
+    num_cached_tokens: int
+    state: Any  # of the environment, after it
+    reply: str
+    reward: float
+    over: bool
+
+    def to_json(self) -> str:
+        """Return the turn as one line of JSON."""
+        raw = {**self.__dict__, "tokens": encode(self.tokens), "logprobs": encode(self.logprobs)}
+        return json.dumps(raw, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> TurnRecord:
+        """Return the turn that :meth:`to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        raw = json.loads(line)
+        return cls(**raw | {"tokens": decode_ints(raw["tokens"]), "logprobs": decode_floats(raw["logprobs"])})

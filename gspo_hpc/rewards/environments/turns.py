@@ -1,0 +1,48 @@
+"""The processes in which environments answer: a pool of reward functions with one function, a turn.
+
+So an environment that raises, hangs, exits or eats memory costs its conversation, a process that dies costs a
+repetition of the same turn, and nothing of a user's runs in the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gspo_hpc.config.schema import Config, Reward, RewardFunction
+from gspo_hpc.rewards.catalogue import TURN
+from gspo_hpc.rewards.pool import RewardPool
+
+
+def turn_function(config: Config) -> RewardFunction:
+    """Return the function that takes a turn in the environment of a config."""
+    settings = config.environment
+    arguments = {"environment": settings.name, "arguments": dict(settings.args)}
+    return RewardFunction(function=TURN, args=arguments)
+
+
+def asked(row: Mapping[str, Any], seed: int, state: Any) -> dict[str, Any]:
+    """Return what that function gets beside a message: the fields of the row, the conversation's seed and its state.
+
+    The state is None before the first answer.
+    """
+    return {"row": row, "seed": seed, "state": state}
+
+
+def turn_pool(config: Config, pools: int) -> RewardPool:
+    """Return processes of one of so many `pools` that take turns in the environment of a config.
+
+    Raises ValueError where it cannot be made.
+    """
+    settings = config.environment
+    turns = Reward(
+        functions=(turn_function(config),),
+        workers=settings.workers,
+        timeout=settings.timeout,
+        memory_gb=config.reward.memory_gb,
+    )
+    try:
+        return RewardPool(turns, pools)
+    except ValueError as mistake:
+        text = str(mistake).removeprefix("reward.functions: ").removeprefix("environment: ")
+        raise ValueError(f"environment.name: {settings.name}: {text}") from None
