@@ -128,7 +128,7 @@ def test_exports_are_what_transformers_and_peft_load(base: Path, alone: Path, me
 
 @pytest.mark.timeout(600)
 def test_eval_of_a_run_is_its_last_evaluation(finished: Path) -> None:
-    """That of the engine, which had got the adapters merged by a sync; here a folder was exported for it."""
+    """The run's engine had got the adapters merged by a sync; here a folder is exported for the engine."""
     line = [sys.executable, "-m", "gspo_hpc", "eval", str(finished), "--json", "eval.samples=2"]
     done = subprocess.run(line, capture_output=True, text=True, env=harness.environment(), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What doctor knows of a machine is used before ranks start on it (5 s).
+"""Checks of doctor that are made before ranks start on a machine (5 s).
 
 It would catch a run that starts ranks and engines on a machine where it cannot end well: without a package, with less
 memory than it holds at the least, or on a disk that has no room for a checkpoint; and a refusal of what may work.
@@ -82,7 +82,7 @@ def test_memory_that_a_killed_start_still_holds_comes_back(config: Config, monke
 
 
 def test_scarce_is_not_absent(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What doctor warns of stops no run."""
+    """A warning of doctor stops no run."""
     monkeypatch.setattr(host, "space_of", lambda path: host.Space(2**30, 20 * 2**20))
     section = host.host(config, None, 16 * 2**20)
     assert {one.state for one in section.findings} >= {"warn"} and found(config) == []
