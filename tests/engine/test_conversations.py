@@ -202,7 +202,7 @@ def test_an_environment_that_fails_costs_its_conversation(engine: Engine, pool: 
 def test_what_the_journal_has_is_asked_of_nobody_again(
     engine: Engine, pool: RewardPool, tokenizer: Any, asked: Path, tmp_path: Path
 ) -> None:
-    """The rollout was interrupted: some turns are there, with a line that is torn. Random rewards stay what they were."""
+    """The rollout was interrupted: some turns are there, and a torn line. Random rewards stay what they were."""
     whole = Journal(tmp_path / "whole", 0, fingerprint="of these weights", rollout=3)
     groups, given = talk(engine, pool, tokenizer, {6: 3, 7: 2}, journal=whole)
     whole.close()
