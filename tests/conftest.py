@@ -8,6 +8,7 @@ priority: what is timed on the cluster must not wait for a test that computes.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -63,6 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that any worker may take last, so that none has a long tier before it while the others are idle."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: f"tests/{item.path.relative_to(Path(__file__).parent).as_posix()}" in ALONE)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from going through modules and tests again and again: they stay to the end."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

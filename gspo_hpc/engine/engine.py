@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -30,6 +31,12 @@ __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
 _NOT_RUNNING = "it is not running: its last start failed"
 _TAGS = ("weights", "kv_cache")  # of vLLM's memory that sleeps
+
+
+@functools.cache
+def _has_plugin() -> bool:
+    """Return whether vLLM finds this package's plugin. Reading what all installed packages offer takes 20 ms."""
+    return any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins"))
 
 
 @dataclass
@@ -90,7 +97,7 @@ class Engine:
         """
         assert self._client is None, "already started"
         settings = self.settings
-        if not any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins")):
+        if not _has_plugin():
             raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
         self._asleep, self._emptied = [], not settings.loads_weights
         atexit.register(self.close)

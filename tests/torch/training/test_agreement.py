@@ -68,7 +68,9 @@ def test_swapped_experts_are_found_by_the_tokens_that_go_to_them(seed: int) -> N
     assert found is not None and found[0] == layer
     # One of the pair is enough where every token of the other goes to it as well.
     assert set(found[1]) <= set(pair) and np.isin(experts[touched, layer], found[1]).any(axis=1).all()
-    assert swapped_experts(rng.uniform(0.0, 0.5, 48).astype(np.float32), experts) is None
+    # Few tokens may lie by chance as if experts explained their gaps: one in ten thousand draws of 48 does.
+    many = np.argsort(rng.random((192, LAYERS, EXPERTS)), axis=2)[:, :, :TOP_K].astype(np.uint8)
+    assert swapped_experts(rng.uniform(0.0, 0.5, 192).astype(np.float32), many) is None
 
 
 @given(st.integers(0, 10_000), st.floats(0.5, 30.0))

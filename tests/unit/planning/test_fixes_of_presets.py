@@ -72,10 +72,15 @@ def check(base: Config, key: str, value: Any, rows: int | None) -> bool:
     return True
 
 
+SLIPS = [(key, value) for key in KEYS for value in KEYS[key]]
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_one_slip_is_fixed_by_one_change_that_is_shown(name: str) -> None:
-    refused = sum(check(BASES[name], key, value, None) for key in KEYS for value in KEYS[key])
-    assert refused > 20
+    """A third of the slips for each preset, every slip for a third of the presets: all of them take three minutes."""
+    first = [*BASES].index(name) % 3
+    refused = sum(check(BASES[name], key, value, None) for key, value in SLIPS[first::3])
+    assert refused > 6
 
 
 def is_a_fix(base: Config, after: Config, rows: int | None) -> bool:
