@@ -71,6 +71,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python end as it does without this file: libraries in C report what was never freed."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Lower the priority of this worker, and so of all that its tests start, once it runs anything but Slurm."""
     if "PYTEST_XDIST_WORKER" in os.environ and tier(item) != "slurm" and os.nice(0) == 0:
