@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gspo_hpc.models.weight_files import INDEX, SINGLE
-from gspo_hpc.system.text import GIB
+from gspo_hpc.system.text import GIB, shortened
 
 MAX_FILE_BYTES = 2 * GIB  # limit of a safetensors file
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -125,10 +125,18 @@ def whole(out: Path) -> Iterator[Path]:
 
 
 def tokenizer(path: str | Path) -> Any:
-    """Return the tokenizer of a folder as transformers loads it, with its chat template; no hub is asked."""
+    """Return the tokenizer of a folder as transformers loads it, with its chat template; no hub is asked.
+
+    Raises ValueError with the folder where transformers cannot read its files: what it raises itself names none.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        files = "tokenizer.json, tokenizer_config.json, chat_template.jinja"
+        why = shortened(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise ValueError(f"transformers cannot read the tokenizer of {path} ({files}): {why}") from error
 
 
 def configuration(path: str | Path) -> Any:
