@@ -79,6 +79,11 @@ class Model(Section):
         "The kernels of Transformer Engine that compute attention (Megatron's attention_backend): auto lets it choose; "
         "flash is FlashAttention, fused is cuDNN's, unfused is made of matrix products.",
     )
+    norms_in_fp32: bool = key(
+        True,
+        "Norms compute in fp32 and round once; false rounds to `model.dtype` before the weight multiplies, as norms of "
+        "vLLM and transformers do, and needs the layers of torch.",
+    )
     provider: Literal["own", "mcore_bridge"] = key(
         "own",
         "What builds the model: this package itself (own), for the families that it knows, or mcore-bridge "

@@ -11,7 +11,7 @@ head size, S samples.
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
@@ -48,6 +48,36 @@ class RMSNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x` [..., hidden_size] normalized, in the same shape."""
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class RoundedRMSNorm(RMSNorm):
+    """An RMS norm that is rounded to its type before the weight multiplies it, as in vLLM and transformers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` [..., hidden_size] normalized, in the same shape."""
+        return cast(torch.Tensor, _RoundedNorm.apply(x, self.weight, self.eps))
+
+
+class _RoundedNorm(torch.autograd.Function):
+    """A norm of two operations that keeps its input alone, as that of one does: the first result is computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return _normalized(x, eps) * weight
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            found = _normalized(x, ctx.eps) * weight
+        of_x, of_weight = torch.autograd.grad(found, (x, weight), upstream)
+        return of_x, of_weight, None
+
+
+def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), None, eps)
 
 
 class PackedAttention(MegatronModule):
@@ -159,10 +189,11 @@ def uses_transformer_engine(config: Config) -> bool:
     return there and wanted != "torch" and (wanted == "transformer_engine" or not plain)
 
 
-def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec:
+def layer_spec(arch: Architecture, has_experts: bool, fused: bool, norm: type[RMSNorm] = RMSNorm) -> ModuleSpec:
     """Return the specification of one layer.
 
-    With `fused` it is built of Transformer Engine's modules, which fuse a norm with the matrix product after it.
+    With `fused` it is built of Transformer Engine's modules, which fuse a norm with the matrix product after it;
+    otherwise its norms are of the class `norm`.
     """
     if fused:
         layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=arch.qk_norm)
@@ -172,19 +203,19 @@ def layer_spec(arch: Architecture, has_experts: bool, fused: bool) -> ModuleSpec
             layer.submodules.mlp = moe.layer_spec(arch, fused)
         return layer
     layer = get_gpt_layer_local_spec(qk_layernorm=arch.qk_norm, normalization="RMSNorm")
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     within = layer.submodules.self_attention.submodules
     within.core_attention = PackedAttention
     if arch.qk_norm:
-        within.q_layernorm = within.k_layernorm = RMSNorm
+        within.q_layernorm = within.k_layernorm = norm
     if has_experts:
         layer.submodules.mlp = moe.layer_spec(arch, fused)
     return layer
 
 
-def final_norm(fused: bool) -> Any:
+def final_norm(fused: bool, norm: type[RMSNorm] = RMSNorm) -> Any:
     """Return the norm behind the last layer."""
-    return _fused_norm() if fused else RMSNorm
+    return _fused_norm() if fused else norm
 
 
 def _fused_norm() -> Any:

@@ -40,7 +40,7 @@ from gspo_hpc.ops.rope import inverse_frequencies
 from gspo_hpc.ops.weight_map import padded_vocab_size
 from gspo_hpc.policy import compat, moe
 from gspo_hpc.policy.adapters import lora
-from gspo_hpc.policy.layers import final_norm, layer_spec, uses_transformer_engine
+from gspo_hpc.policy.layers import RMSNorm, RoundedRMSNorm, final_norm, layer_spec, uses_transformer_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -166,11 +166,13 @@ def recompute(memory: Memory) -> dict[str, Any]:
     return {}
 
 
-def _spec(config: TransformerConfig, arch: Architecture, number: int | None, fused: bool) -> TransformerBlockSubmodules:
+def _spec(
+    config: TransformerConfig, arch: Architecture, number: int | None, fused: bool, norm: type[RMSNorm]
+) -> TransformerBlockSubmodules:
     first = get_transformer_layer_offset(config, number)
     layers = range(first, first + get_num_layers_to_build(config, number))
-    specs = [layer_spec(arch, arch.has_experts(layer), fused) for layer in layers]
-    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(fused))
+    specs = [layer_spec(arch, arch.has_experts(layer), fused, norm) for layer in layers]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm(fused, norm))
 
 
 def mark_shards(model: torch.nn.Module) -> None:
@@ -212,9 +214,10 @@ def _chunk(
     device: torch.device,
     fused: bool,
 ) -> PackedGPTModel:
+    norm = RMSNorm if config.model.norms_in_fp32 else RoundedRMSNorm
     model = PackedGPTModel(
         config=settings,
-        transformer_layer_spec=_spec(settings, arch, number, fused),
+        transformer_layer_spec=_spec(settings, arch, number, fused, norm),
         vocab_size=padded_vocab_size(arch, settings.tensor_model_parallel_size),
         max_sequence_length=arch.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),

@@ -234,6 +234,7 @@ PEER_NAMES = {
     ),
     # the model and its adapters
     **dict.fromkeys(("attn_impl", "attn_implementation", "attn_backend"), "model.attention_backend"),
+    **dict.fromkeys(("fp32_norm", "norm_dtype", "layernorm_dtype", "norms_fp32"), "model.norms_in_fp32"),
     **dict.fromkeys(("model_name_or_path", "pretrain"), "model.path"),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype", "model_dtype", "megatron.dtype"), "model.dtype"),
     "fp8_format": "model.fp8",

@@ -28,6 +28,7 @@ class PlatformRule(RuleId):
     TRANSFORMER_ENGINE_NEEDS_GPUS = auto()
     FP8_NEEDS_TRANSFORMER_ENGINE = auto()
     ATTENTION_BACKEND_NEEDS_TE = auto()
+    ROUNDED_NORMS_NEED_TORCH = auto()
     MCORE_BRIDGE_NEEDS_TRANSFORMER_ENGINE = auto()
     MCORE_BRIDGE_CONTEXT_PARALLEL = auto()
     MCORE_BRIDGE_SHARE_PROMPTS = auto()
@@ -78,6 +79,15 @@ def _attention(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"model.attention_backend: {backend} needs GPUs and the layers of Transformer Engine (model.layers); those "
             "of torch have one attention: give model.attention_backend=auto"
+        )
+
+
+@rule(PlatformRule.ROUNDED_NORMS_NEED_TORCH, "`model.norms_in_fp32: false` needs the layers of torch")
+def _norms(plan: PlanBuilder) -> Iterator[str]:
+    if not plan.config.model.norms_in_fp32 and _fused(plan):
+        yield (
+            "model.norms_in_fp32: false needs model.layers=torch: the kernels of Transformer Engine compute norms in "
+            "fp32"
         )
 
 

@@ -1,7 +1,7 @@
 """A policy that does not train holds its weights and nothing else, and computes the same (10 s).
 
 It would catch buffers of gradients in `eval` and `export`, which take twice the memory of 16-bit weights: a 30B model
-would not fit on one GPU, and a pass that differs without Megatron's wrapper.
+would not fit on one GPU, and a pass that differs without Megatron's wrapper; and a setting of norms that reaches no model.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ made[1].restore()
 again = score(made[1], [[5, 6, 7, 8, 9]]).logprobs
 assert (again[0] == one[0]).all()
 assert not any(parameter.requires_grad for parameter in made[1].parameters())
+cpu, model = {"platform": "cpu"}, {"path": folder, "dtype": "bfloat16", "norms_in_fp32": False}
+rounded = Policy(arch, from_dict({"cluster": cpu, "model": model}), ranks, trains=False)
+rounded.load(folder)
+(first,) = score(rounded, [[5, 6, 7, 8, 9]]).logprobs
+gap = abs(first - one[0]).max()
+assert 0 < gap < 0.1, gap
 os._exit(0)
 """
 

@@ -261,6 +261,14 @@ def test_what_a_choice_of_attention_kernels_needs() -> None:
     assert rules(from_dict({"cluster": {"platform": "cpu"}})) == set()
 
 
+def test_norms_that_round_first_need_the_layers_of_torch() -> None:
+    rounded = {"norms_in_fp32": False}
+    (broken,) = make_plan(from_dict({"model": rounded})).broken
+    assert broken.rule == "rounded_norms_need_torch" and "model.layers=torch" in broken.message
+    assert rules(from_dict({"model": rounded | {"layers": "torch"}})) == set()
+    assert rules(from_dict({"model": rounded, "cluster": {"platform": "cpu"}})) == set()
+
+
 def test_a_virtual_pipeline_needs_stages_and_layers(tmp_path: Path) -> None:
     pp = {"pipeline_model_parallel_size": 3}
     assert with_model(tmp_path, {"virtual_pipeline_model_parallel_size": 2}) == {"virtual_pipeline_needs_pipeline"}
