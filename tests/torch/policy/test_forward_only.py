@@ -1,7 +1,7 @@
 """A policy that does not train holds its weights and nothing else, and computes the same (10 s).
 
 It would catch buffers of gradients in `eval` and `export`, which take twice the memory of 16-bit weights: a 30B model
-would not fit on one GPU, and a pass that differs without Megatron's wrapper; and a setting of norms that reaches no model.
+would not fit on one GPU, a pass that differs without Megatron's wrapper, and a setting of norms that reaches no model.
 """
 
 from __future__ import annotations
