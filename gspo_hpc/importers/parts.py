@@ -13,7 +13,7 @@ from pathlib import PurePath
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_data_file, is_null, options
+from gspo_hpc.importers.inputs import is_data_file, options
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
@@ -197,34 +197,6 @@ def turns(draft: Draft, name: str, where: str = "with tools or an environment") 
     """Say loudly that the original is a rollout of several turns, and this is not."""
     text = f"the original goes on for several turns, {where}; here a rollout is one completion"
     draft.assumed.append(f"{draft.label(name)}: {text}")
-
-
-def nothing_held_out(draft: Draft) -> None:
-    """Report that ms-swift evaluates nothing, whatever its arguments of the evaluation say."""
-    for name in ("eval_strategy", "eval_steps"):
-        draft.drop(name, "since 3.6 ms-swift evaluates nothing without val_dataset or split_dataset_ratio")
-
-
-def evaluation(draft: Draft, strategy: str, every: int | None) -> None:
-    """Put when Hugging Face's trainer evaluates; `every`: where eval_steps is not given, the steps in between."""
-    if strategy == "steps" and is_unset(draft.values.get("eval_steps")):
-        draft.whole("eval_steps")  # reports it
-        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
-    elif strategy == "steps" and draft.given("eval_steps"):
-        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
-        draft.credit("eval.interval", "eval_strategy")
-    elif strategy == "steps" and every is not None:
-        draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
-    elif strategy != "no":
-        draft.drop("eval_strategy", "set eval.interval: optimizer steps")
-    if not {"data.eval", "data.train_ratio"} & {*draft.settings} and is_null(draft.values.get("eval_dataset")):
-        return
-    draft.put("eval.before", draft.switch("eval_on_start"), "eval_on_start", "eval_on_start is false by default there")
-    draft.put("eval.after", False, comment="evaluated there only at its own steps, unless the last is one of them")
-    if strategy != "no":
-        draft.differs.append(
-            "an evaluation samples there as in training; here it is greedy, unless eval.samples is 2 or more"
-        )
 
 
 def rewards(draft: Draft, name: str, weights: str) -> None:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.hf import evaluation
 from gspo_hpc.importers.objective import corrections, groups, loss_types
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
@@ -62,7 +63,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     _length(draft, update, nodes * each, rows)
     _saving(draft)
     if not held_out(draft):
-        parts.nothing_held_out(draft)
+        evaluation.never(draft)
     elif draft.given("eval_steps"):
         draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import swift, swift_ray, trl
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.hf import precision
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.versions import swift as versions
 
@@ -36,7 +37,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     draft.credit("optimizer.lr", "tuner_type")
     swift.dtype(draft)
     _masters(draft, kind)
-    trl.gradients(draft)
+    precision.gradients(draft)
     swift.generation(draft)
     swift.objective(draft)
     rows, told = swift.training_rows(draft, rows)
@@ -74,7 +75,7 @@ def _layout(draft: Draft) -> None:
         text = "as many GPUs share one sequence; an update has as many completions all the same"
         draft.put("parallel.context_parallel_size", size, name, text)
     draft.credit("parallel.context_parallel_size", name)
-    trl.sharding(draft)
+    precision.sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as there")

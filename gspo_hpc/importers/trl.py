@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.hf import evaluation, precision
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, unsloth
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -39,8 +40,6 @@ _STYLES = {
 # Schedules of transformers without a warm-up, and those that are given no lr_scheduler_kwargs (its get_scheduler).
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 _UNREAD_KWARGS = ("constant", "constant_with_warmup")
-
-_HALVES = ("bfloat16", "float16")
 
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
@@ -68,12 +67,12 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     parts.model(draft, "model_name_or_path")
     _revision(draft)
     adapters.of_trl(draft)
-    sharding(draft)
+    precision.sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
     if draft.switch("gradient_checkpointing", True):
         draft.put("memory.recompute_granularity", "full", "gradient_checkpointing", "whole layers, as in TRL")
-    _precision(draft)
-    gradients(draft)
+    precision.put(draft)
+    precision.gradients(draft)
     _generation(draft)
     loss_types.put(
         draft,
@@ -97,40 +96,6 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
     versions.tell(draft)
-
-
-def _precision(draft: Draft) -> None:
-    """Put the precision: with bf16, float32 weights compute in bfloat16, as here; without, in that of the weights."""
-    kwargs = draft.values.get("model_init_kwargs")
-    kwargs = yaml_value(kwargs) if isinstance(kwargs, str) and not is_unset(kwargs) else kwargs
-    loaded = kwargs if isinstance(kwargs, Mapping) else {}
-    if rest := [str(name) for name, value in loaded.items() if value and name not in ("dtype", "torch_dtype")]:
-        quantized = any(name in rest for name in ("quantization_config", "load_in_4bit", "load_in_8bit"))
-        text = "; weights are never quantized here" if quantized else ""
-        draft.drop("model_init_kwargs", f"{', '.join(rest)} of it: no counterpart here{text}")
-    name = "dtype" if draft.given("dtype") else "torch_dtype"
-    dtype = draft.choice(name, ("auto", *_HALVES, "float32"), "auto")
-    if not draft.given(name) and (one := loaded.get("dtype", loaded.get("torch_dtype"))):
-        dtype = str(one).removeprefix("torch.")
-        draft.credit("model.dtype", "model_init_kwargs")
-    half = draft.switch("fp16")
-    if half or draft.switch("bf16", True):
-        draft.put("model.dtype", "float16" if half else "bfloat16", of=("bf16", "fp16", name))
-        masters = "optimizer.distributed" in draft.settings  # of ZeRO and FSDP
-    else:
-        draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
-        masters = False
-    given = draft.given(name) or dtype != "auto"
-    if (half or draft.switch("bf16", True)) and not masters and (dtype == "float32" or not given):
-        draft.differs.append(
-            "weights are in float32 there, and products of matrices alone in 16 bits (autocast): norms, embeddings and "
-            "what layers add to have 16 bits here (model.dtype)"
-        )
-    if dtype in _HALVES and not masters and "adapter.type" not in draft.settings:
-        draft.assumed.append(
-            f"weights loaded as {dtype}: without ZeRO or FSDP they are trained in it there, and here the optimizer "
-            "keeps them in float32"
-        )
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
@@ -164,25 +129,6 @@ def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
     each = each or parts.visible(draft, env)
     unknown = "a GRPOConfig does not say how many processes there are"
     return parts.machines(draft, nodes, each, gpus, unknown)
-
-
-def sharding(draft: Draft) -> None:
-    """Put what takes the place of ZeRO and FSDP."""
-    launched = draft.variables.get("distributed_type") in ("DEEPSPEED", "FSDP")
-    if draft.given("fsdp") or draft.given("deepspeed") or launched:
-        text = "in place of ZeRO or FSDP; ZeRO-3 and FSDP shard the weights, too"
-        draft.put("optimizer.distributed", True, comment=text, of=("distributed_type",))
-        draft.drop("deepspeed", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
-        draft.drop("fsdp", "optimizer.distributed cuts the optimizer; parallel.* cuts the model")
-
-
-def gradients(draft: Draft) -> None:
-    """Tell in which precision gradients are summed, where it is another one."""
-    if "optimizer.distributed" in draft.settings and draft.settings.get("model.dtype", ("",))[0] != "float32":
-        draft.differs.append(
-            "ZeRO and FSDP reduce and add up gradients in the model's 16 bits, unless their own configs say otherwise; "
-            "here they are summed in float32 (optimizer.grad_reduce_in_fp32)"
-        )
 
 
 def batch(draft: Draft, processes: int, size: int, accumulated: int, project: str) -> int:
@@ -383,10 +329,10 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
         name = "save_strategy" if not by_steps else "save_steps"
         draft.drop(name, "set checkpoint.interval: optimizer steps between two checkpoints; the last is always saved")
     if evaluated == "never":
-        parts.nothing_held_out(draft)
+        evaluation.never(draft)
     else:
         strategy = draft.choice("eval_strategy", ("no", "steps", "epoch"), evaluated)
-        parts.evaluation(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
+        evaluation.put(draft, strategy, int(every) if evaluated == "steps" and by_steps and every >= 1 else None)
     parts.kept(draft, "save_total_limit", saved=saved != "no")
     parts.run_name(draft, names)
     parts.output(draft, "output_dir")

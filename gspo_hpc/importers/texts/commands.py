@@ -16,7 +16,8 @@ from gspo_hpc.importers.scripts.expansion import open_words
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
-from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+from gspo_hpc.importers.texts.sources import Found
+from gspo_hpc.importers.texts.uses import named_files
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
@@ -271,40 +272,10 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     if adds := next((word for word in words[:launched] if os.path.basename(word) in _ADDS), ""):
         values[f"* ({adds})"] = f"$({adds})"
     if source == "trl":
-        if given := values.pop("config", None):
-            if isinstance(given, list):
-                raise ValueError(f"--config {' '.join(map(str, given))}: TRL reads one file, and no words after it")
-            theirs = documents.named(place, str(given), command.files)
-            documents.refuse_misspelt(str(given), theirs, source)
-            places |= dict.fromkeys(theirs.keys() - values, str(given))
-            values = {name: theirs[name] for name in theirs if name not in values} | values
-            left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
-        for name in ("config_file", "accelerate_config"):
-            file = variables.pop(name, "") or str(values.pop(name, ""))
-            if file.endswith((".yaml", ".yml")):
-                launch = _accelerate(place, f"--{name} {file}", command, variables, notes, left)
-                if f"--{name} {file}" in left:
-                    launcher.pop(name, None)
-                variables = {key: str(launch[key]) for key in ACCELERATE if key in launch} | variables
-        variables |= {name: str(values[name]) for name in ACCELERATE if name in values}
+        values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
     return Found(
         source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might, places=places
     )
-
-
-def _accelerate(
-    place: Path, given: str, command: Command, variables: Mapping[str, str], notes: list[str], left: dict[str, str]
-) -> dict[str, Any]:
-    """Return accelerate's YAML, which an option names; where it is not at hand, `left` says so."""
-    file = given.partition(" ")[2]
-    try:
-        return documents.named(place, file, command.files)
-    except ValueError as error:
-        told = "num_processes" in variables
-        left[given] = "it is not at hand" if told else str(error)
-        if not told:
-            notes.append(f"{file} is not at hand, and may say how many processes there are: give --gpus N")
-        return {}
 
 
 def _names(words: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What the trainers of TRL and ms-swift have from Hugging Face's."""
