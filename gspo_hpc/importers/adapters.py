@@ -155,7 +155,7 @@ _LORAS: dict[str, dict[str, Any]] = {
         "defaults_of": "Unsloth",
     },
 }
-_FOLDER = "PeftModel.from_pretrained"  # loads adapters to begin with
+FOLDER = "PeftModel.from_pretrained"  # loads adapters to begin with
 
 
 def of_trl(draft: Draft) -> None:
@@ -170,7 +170,7 @@ def of_trl(draft: Draft) -> None:
     if not is_unset(draft.values.get(name)):
         if kind or draft.switch("use_peft"):
             put(draft, name, ours)
-    elif maker == _FOLDER:
+    elif maker == FOLDER:
         draft.sure(name, "", "all weights are trained here")
     elif maker in _LORAS or any(map(draft.given, (ours.rank, ours.alpha, ours.targets))):
         draft.sure(name, "", "the run is taken for one with these adapters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -15,10 +16,15 @@ from gspo_hpc.importers.scripts.scope import is_unset
 NULLS = ("null", "None", "~")  # texts that are null in a YAML or an override
 
 
-def read_text(path: Path | None) -> str:
-    """Return the text of a file or of standard input. Raises ValueError if it cannot be read as text."""
+def read_text(path: Path | None, wide: bool = False) -> str:
+    """Return the text of a file or of standard input. Raises ValueError if it cannot be read as text.
+
+    `wide`: it may be UTF-16, which is what PowerShell writes behind a >.
+    """
     try:
-        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        marked = wide and path is not None and path.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "utf-16" if marked else "utf-8"
+        text = sys.stdin.read() if path is None else path.read_text(encoding=encoding)
         text.encode("utf-8")  # in some locales standard input lets other bytes through, as surrogates
         return text
     except UnicodeError as error:

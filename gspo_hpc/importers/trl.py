@@ -21,6 +21,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import trl as versions
+from gspo_hpc.importers.versions import trl_effects
 from gspo_hpc.planning.plan import max_steps
 
 _ENGINE = {
@@ -96,6 +97,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     length(draft, update, rows, "linear", 1e-6)
     saving(draft, ("run_name", "output_dir"))
     versions.tell(draft)
+    trl_effects.tell(draft)
 
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
@@ -212,8 +214,7 @@ def _generation(draft: Draft) -> None:
     prompt_texts.template_variables(draft, "chat_template_kwargs")
     prompt_texts.messages_alone(draft, _MADE_INTO_MESSAGES)
     if draft.given("max_prompt_length") or is_unset(draft.values.get("max_prompt_length")):
-        text = "as TRL truncates to max_prompt_length, up to 0.18 for the loss alone, where vLLM generates"
-        draft.put("data.overlong", "truncate_left", comment=text, of=("max_prompt_length",))
+        trl_effects.truncated(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
 
 

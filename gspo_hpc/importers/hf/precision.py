@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.texts.uses.models import QUANTIZED
 
 _HALVES = ("bfloat16", "float16")
 
@@ -18,7 +19,9 @@ def put(draft: Draft) -> None:
     loaded = kwargs if isinstance(kwargs, Mapping) else {}
     if rest := [str(name) for name, value in loaded.items() if value and name not in ("dtype", "torch_dtype")]:
         quantized = any(name in rest for name in ("quantization_config", "load_in_4bit", "load_in_8bit"))
-        text = "; weights are never quantized here" if quantized else ""
+        if quantized:
+            draft.variables[QUANTIZED] = "model_init_kwargs"
+        text = f"; {QUANTIZED}" if quantized else ""
         draft.drop("model_init_kwargs", f"{', '.join(rest)} of it: no counterpart here{text}")
     name = "dtype" if draft.given("dtype") else "torch_dtype"
     dtype = draft.choice(name, ("auto", *_HALVES, "float32"), "auto")
@@ -38,11 +41,17 @@ def put(draft: Draft) -> None:
             "weights are in float32 there, and products of matrices alone in 16 bits (autocast): norms, embeddings and "
             "what layers add to have 16 bits here (model.dtype)"
         )
-    if dtype in _HALVES and not masters and "adapter.type" not in draft.settings:
+    frozen = "adapter.type" in draft.settings or draft.values.get("peft_config") or is_quantized(draft)
+    if dtype in _HALVES and not masters and not frozen:
         draft.assumed.append(
             f"weights loaded as {dtype}: without ZeRO or FSDP they are trained in it there, and here the optimizer "
             "keeps them in float32"
         )
+
+
+def is_quantized(draft: Draft) -> bool:
+    """Tell whether a run loads its weights quantized."""
+    return QUANTIZED in draft.variables or draft.switch("load_in_4bit") or draft.switch("load_in_8bit")
 
 
 def sharding(draft: Draft) -> None:

@@ -18,6 +18,7 @@ from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.constants import is_code
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
+from gspo_hpc.importers.texts.uses.models import QUANTIZED
 from gspo_hpc.importers.typos import misspelt
 
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
@@ -61,7 +62,8 @@ def from_yaml(
         return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
     values = {str(key): value for key, value in raw.items()}
     if source == "trl":
-        run = Found(source, values, {key: str(values[key]) for key in ACCELERATE if key in values}, [])
+        around = {key: str(values[key]) for key in ACCELERATE if key in values}
+        run = Found(source, values, {**around, "yaml": name}, [])
         comments = " ".join(re.findall(r"(?m)^[ \t]*#(.*)$", text))
         return of_grpo(run, name, folder, asked, comments)
     values, variables, left = swift_values(values)
@@ -301,6 +303,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
     left = {**found.left, **run.left}
     around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
+    around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     return found._replace(
         values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted
     )

@@ -16,6 +16,7 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
+from gspo_hpc.importers.texts.uses import models
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -94,7 +95,7 @@ def read(text: str) -> PythonRun:
     escapes = Escapes(tree, objects, known.value)
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
     patched = dict(_patched(escapes.patches))
-    given, left = trainers.of_adapters(tree, known.value)
+    given, left = models.of_adapters(tree, known.value)
     given |= escapes.given
     of_model, unread_of_model = trainers.of_model_config(tree, known.value)
     patched_by, more = trainers.of_unsloth(imports)

@@ -16,11 +16,13 @@ from gspo_hpc.importers.inputs import is_null, read_text
 from gspo_hpc.importers.scripts.places import around
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts.trainers import UNSLOTH
+from gspo_hpc.importers.typos import misspelt
 
 _FIRST, _ZERO, _LATEST = 14, 30, 99  # 0.14 is 14, 1.0 is 30, and 99 any later version
 _READ = _ZERO + 9  # 1.9, whose defaults are those of the converter
 _SIZE, _STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 _RANGE = "versions of TRL"  # among the variables of a draft
+_TOLERANT = 18  # the last version whose parser ignores what it does not know in a YAML
 
 
 class _Default(NamedTuple):
@@ -75,14 +77,15 @@ _SINCE = {
     38: "entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target use_adaptive_entropy",
     39: "log_multimodal",
 }
-_UP_TO = {17: "vllm_device vllm_dtype"}
+_UP_TO = {17: "vllm_device vllm_dtype", 27: "max_prompt_length"}
 _BEGAN = {name: first for first, names in _SINCE.items() for name in names.split()}
 _ENDED = {name: last for last, names in _UP_TO.items() for name in names.split()}
 
-# trl==0.14.0, trl[vllm]>=0.15,<0.16, and trl.git@v0.14.0 of an installation from the repository.
+# trl==0.14.0, trl[vllm]>=0.15,<0.16, trl (==0.14.0) and trl = "^0.14" of poetry, and trl.git@v0.14.0 of an installation
+# from the repository.
 _VERSION = r"v?(\d+)\.(\d+)(?:\.(\d+|\*))?"
-_BOUND = rf"(==|~=|<=|>=|<|>)\s*{_VERSION}"
-_PIN = re.compile(rf"(?<![\w./-])(?i:trl)(?:\[[\w,-]*\])?\s*{_BOUND}(?:\s*,\s*{_BOUND})*")
+_BOUND = rf"(==|~=|<=|>=|<|>|\^)\s*{_VERSION}"
+_PIN = re.compile(rf"(?<![\w./-])(?i:trl)(?:\[[\w,-]*\])?\s*(?:\(\s*|=\s*[\"'])?{_BOUND}(?:\s*,\s*{_BOUND})*")
 _SOURCE = re.compile(rf"(?<![\w-])trl(?:\.git)?@{_VERSION}(?![\w.])")
 
 _REQUIREMENTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml")
@@ -98,7 +101,9 @@ def settle(draft: Draft, text: str, folder: Path | None) -> frozenset[str]:
         pins, place = _required(folder)
     low, high, why = _range(draft, pins)
     why += f" in {place}" if place and why in pins else ""
-    draft.variables[_RANGE] = f"{low} {high}"
+    draft.variables[_RANGE] = f"{low} {high} {_patch(pins, low)}"
+    if high <= _TOLERANT:
+        _tolerate(draft)
     if UNSLOTH in draft.variables or not why:
         return frozenset()
     given, taken = {*draft.values}, list[str]()
@@ -120,8 +125,39 @@ def settle(draft: Draft, text: str, folder: Path | None) -> frozenset[str]:
     return frozenset(draft.values.keys() - given)
 
 
+def span(draft: Draft) -> tuple[int, int, int]:
+    """Return the first and the last version that a run may be of, as 14 for 0.14 and 30 for 1.0, and the first's patch.
+
+    The patch is 0 where a pin does not give it.
+    """
+    low, high, patch = map(int, draft.variables.get(_RANGE, f"{_FIRST} {_LATEST} 0").split())
+    return low, high, patch
+
+
+def _patch(pins: list[str], low: int) -> int:
+    """Return the patch that the first version of a run has at least, 0 if no pin gives one."""
+    bounds = [(pin, match) for pin in pins for match in _bounds(pin)]
+    return max([0, *(int(match[4]) for _, match in bounds
+                     if match[1] in ("@", "==", ">=", ">", "~=", "^") and _version(match) == low
+                     and (match[4] or "").isdecimal())])  # fmt: skip
+
+
+def _tolerate(draft: Draft) -> None:
+    """Let a misspelt argument of a YAML be, which the parser of these versions throws away without a word."""
+    table = draft.source.table
+    names = [*draft.places] or ([*draft.values] if "yaml" in draft.variables else [])
+    for name in names:
+        if name in draft.values and not table.has(name) and (nearest := misspelt(name, table.like(name))):
+            draft.variables["added"] = f"{draft.variables.get('added', '')} {name}"
+            draft.assumed.append(
+                f"{draft.label(name)}: it may be a misspelt {nearest}; TRL up to {_shown(_TOLERANT)} ignores what it "
+                "does not know in a YAML, and so it has no effect there"
+            )
+
+
 def _pins(text: str) -> list[str]:
-    return [*dict.fromkeys(match[0] for pattern in (_PIN, _SOURCE) for match in pattern.finditer(text))]
+    found = dict.fromkeys(match[0] for pattern in (_PIN, _SOURCE) for match in pattern.finditer(text))
+    return [re.sub(r"\(\s*|=\s*[\"']", "", pin) for pin in found]
 
 
 def _required(folder: Path) -> tuple[list[str], str]:
@@ -130,7 +166,7 @@ def _required(folder: Path) -> tuple[list[str], str]:
         for pattern in _REQUIREMENTS:
             for path in sorted(place.glob(pattern)):
                 try:
-                    lines = read_text(path).splitlines() if path.is_file() else []
+                    lines = read_text(path, wide=True).splitlines() if path.is_file() else []
                 except ValueError:  # no text
                     continue
                 if pins := _pins("\n".join(line.partition("#")[0] for line in lines)):
@@ -140,7 +176,7 @@ def _required(folder: Path) -> tuple[list[str], str]:
 
 def tell(draft: Draft) -> None:
     """Tell what other versions of TRL have, as far as the run may be of one of these."""
-    low, high = map(int, draft.variables.get(_RANGE, f"{_FIRST} {_LATEST}").split())
+    low, high, _ = span(draft)
     told: dict[str, list[str]] = {}
     for name, one, several in _possible(draft, low, high):
         for default in (*several, *filter(None, (one,))):
@@ -214,11 +250,10 @@ def _range(draft: Draft, pins: list[str]) -> tuple[int, int, str]:
     low, high, why = _FIRST, _LATEST, ""
     bounds = [(pin, "==" if "@" in pin else match[1], match) for pin in pins for match in _bounds(pin)]
     for pin, sign, match in bounds:
-        major, minor, patch = match[2], match[3], match[4]
-        version = int(minor) if major == "0" else _ZERO + int(minor) if major == "1" else _LATEST
-        if sign in ("==", ">=", ">", "~="):
+        major, patch, version = match[2], match[4], _version(match)
+        if sign in ("==", ">=", ">", "~=", "^"):
             low, why = max(low, version), why or pin
-        if sign in ("==", "<=") or (sign == "~=" and patch):
+        if sign in ("==", "<=") or (sign == "~=" and patch) or (sign == "^" and major == "0"):
             high, why = min(high, version), pin
         elif sign == "<":
             high, why = min(high, version if patch not in (None, "0") else version - 1), pin
@@ -232,6 +267,11 @@ def _range(draft: Draft, pins: list[str]) -> tuple[int, int, str]:
         if _ENDED.get(name, _LATEST) < high:
             high, why = _ENDED[name], f"{name} is an argument of TRL up to {_shown(_ENDED[name])}"
     return (low, high, why) if low <= high else (_FIRST, _LATEST, "")  # signs that exclude each other show nothing
+
+
+def _version(match: re.Match[str]) -> int:
+    major, minor = match[2], match[3]
+    return int(minor) if major == "0" else _ZERO + int(minor) if major == "1" else _LATEST
 
 
 def _bounds(pin: str) -> list[re.Match[str]]:

@@ -74,7 +74,7 @@ def test_a_command_that_looks_for_a_run_starts_none(line: str) -> None:
 
 TRL = """
 srun -N1 trl vllm-serve --model q --tensor_parallel_size 4 &
-accelerate launch --num_processes 8 train_grpo.py --model_name_or_path q --num_generations 8 --max_prompt_length 512 \
+accelerate launch --num_processes 8 train_grpo.py --model_name_or_path q --num_generations 8 \
   --use_vllm true {}
 """
 

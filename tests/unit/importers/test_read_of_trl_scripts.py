@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,7 @@ def told(lines: tuple[str, ...], word: str) -> list[str]:
         ("python grpo.py", 7, ""),
     ],
 )
-def test_the_launcher_goes_before_what_the_yaml_says_of_it(
-    tmp_path: Path, launcher: str, gpus: int, left: str
-) -> None:
+def test_the_launcher_goes_before_what_the_yaml_says_of_it(tmp_path: Path, launcher: str, gpus: int, left: str) -> None:
     """TRL's parser throws num_processes of its YAML away, or refuses it: only recipes' own launchers read it."""
     found = of(launcher, "num_processes: 7\n", tmp_path, acc__yaml="num_processes: 2\ndistributed_type: MULTI_GPU\n")
     assert found.config.cluster.gpus_per_node == gpus
@@ -44,3 +43,154 @@ def test_the_launcher_goes_before_what_the_yaml_says_of_it(
     assert bool(told(found.dropped, "num_processes=7")) is bool(left)
     assert not left or told(found.dropped, left)
     assert not left or "num_processes" not in {one.name for one in found.carried if "=7" in one.given}
+
+
+TRL = "accelerate launch --num_processes 2 grpo.py --num_generations 2 --per_device_train_batch_size 2 --max_steps 9"
+PYTHON = """from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+model = AutoModelForCausalLM.from_pretrained("a/b", torch_dtype=torch.bfloat16, {loaded})
+{more}
+args = GRPOConfig(num_generations=2, per_device_train_batch_size=2, max_steps=9, {given})
+GRPOTrainer(model=model, reward_funcs=f, args=args, train_dataset=d, {trainer}).train()
+"""
+
+
+def python(given: str = "", more: str = "", loaded: str = "", trainer: str = "", pin: str = "") -> Converted:
+    text = f"{pin}\n{PYTHON}" if pin else PYTHON
+    return convert(text.format(given=given, more=more, loaded=loaded, trainer=trainer), gpus=2, name="run.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", "temperature, top_p, repetition_penalty, min_p, being"),
+        ("--temperature 0.7 --top_k 50", ": top_p, repetition_penalty, top_k, min_p, being"),
+        ("# trl==0.24.0", "temperature, top_p"),
+        ("# trl==0.26.1", "temperature, top_p"),
+        ("# trl==0.26.2", ""),
+        ("# trl>=0.26.2", ""),
+        ("# trl==0.27.0", ""),
+        ("--multi_objective_aggregation sum_then_normalize", ""),  # since 0.27
+        ("--use_vllm", ""),
+        ("--temperature 0.7 --top_p 0.9 --repetition_penalty 1.1 --min_p 0.1", ""),
+    ],
+)
+def test_sampling_of_the_models_own_file_is_told_where_transformers_generates(words: str, named: str) -> None:
+    """PR 4647 of TRL: transformers takes a value that is its default for one that is not given."""
+    text = f"{words}\n{TRL}" if words.startswith("#") else f"{TRL} {words}"
+    lines = told(convert(text).differs, "TRL up to 0.26.1 without vLLM")
+    assert [named in line for line in lines] == ([True] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "is_told"),
+    [
+        ("# trl==0.15.2", "", True),
+        ("# trl==0.14.0", "--temperature 0.6", True),
+        ("# trl==0.15.2", "--temperature 1.0", False),
+        ("# trl==0.16.0", "--temperature 0.6", False),
+        ("", "--temperature 0.6", True),
+        ("", "--temperature 0.6 --epsilon 0.2", False),  # since 0.16
+    ],
+)
+def test_log_probs_of_trl_0_15_are_of_temperature_1(pin: str, words: str, is_told: bool) -> None:
+    assert bool(told(convert(f"{pin}\n{TRL} {words}").differs, "TRL up to 0.15 computes log-probs at")) is is_told
+
+
+@pytest.mark.parametrize(
+    ("pin", "cut", "comment"),
+    [
+        ("# trl==0.25.0", True, "as TRL up to 0.25 truncates"),
+        ("# trl>=0.25", True, "0.26 and 0.27 cut no prompt"),
+        ("# trl==0.26.2", False, "TRL 0.26 and 0.27 cut no prompt by it"),
+    ],
+)
+def test_prompts_are_cut_up_to_trl_0_25(pin: str, cut: bool, comment: str) -> None:
+    found = convert(f"{pin}\n{TRL} --max_prompt_length 64")
+    assert (found.config.data.overlong == "truncate_left") is cut
+    text = " ".join(re.sub(r"\n *#", " ", found.text).split())
+    assert comment in text
+    assert ("cut no prompt" in text) is (pin != "# trl==0.25.0")
+
+
+def test_max_prompt_length_ends_with_trl_0_27() -> None:
+    found = convert(f"{TRL} --max_prompt_length 64 --use_vllm --epsilon 0.2")
+    assert found.config.rollout.mode == "server"  # the default of vllm_mode from 0.16 to 0.29
+    assert told(found.assumed, "max_prompt_length is an argument of TRL up to 0.27: defaults of that version are taken")
+    assert convert(f"{TRL} --use_vllm --epsilon 0.2").config.rollout.mode == "colocate"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pyproject.toml", '[project]\ndependencies = ["torch", "trl (==0.15.0)", "peft"]\n'),
+        ("pyproject.toml", '[project]\ndependencies = ["trl[vllm] (>=0.15.0,<0.16.0)"]\n'),
+        ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = "^0.15.2"\n'),
+        ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = ">=0.15,<0.16"\n'),
+        ("requirements.txt", "torch==2.5\ntrl==0.15.0\n"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_pins_of_poetry_and_of_powershell_are_read(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    (tmp_path / name).write_text(text, encoding=encoding)
+    found = convert(f"{TRL}\n", folder=tmp_path, name="run.sh")
+    assert found.config.algorithm.aggregation == "sequence" and found.config.rollout.temperature == 0.9
+    assert told(found.assumed, f"in {name}: defaults of that version are taken") and not told(found.assumed, "(=")
+
+
+FOLDER = 'model = PeftModel.from_pretrained(model, "adapters"{})'
+BITS = "quantization_config=bnb"
+
+
+@pytest.mark.parametrize(
+    ("pin", "loaded", "is_told"),
+    [
+        ("# trl==0.25.0", BITS, False),
+        ("# trl==0.26.0", BITS, True),
+        ("", BITS, True),
+        ("", "load_in_4bit=True", True),
+        ("", "", False),
+    ],
+)
+def test_adapters_on_quantized_weights_are_bfloat16_since_trl_0_26(pin: str, loaded: str, is_told: bool) -> None:
+    found = python(trainer="peft_config=LoraConfig(r=8)", loaded=loaded, pin=pin)
+    assert bool(told(found.differs, "adapters on quantized weights into bfloat16")) is is_told
+    assert not told(python(loaded=loaded, pin=pin).differs, "adapters on quantized weights")
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters", "loaded", "dtype", "folder"),
+    [
+        ("", "", "", True, ""),
+        ("", "", BITS, False, ""),
+        ("", FOLDER.format(""), "", False, "peft freezes the adapters of a folder without is_trainable=True"),
+        ("", FOLDER.format(", is_trainable=True"), "", False, "it is trained with the adapters of a folder there"),
+        ("", FOLDER.format(", **more"), "", False, "it is trained with the adapters of a folder there"),
+    ],
+)
+def test_weights_that_are_not_trained_are_not_told_to_be(
+    given: str, adapters: str, loaded: str, dtype: bool, folder: str
+) -> None:
+    found = python(given, adapters, loaded)
+    assert bool(told(found.assumed, "weights loaded as bfloat16")) is dtype
+    assert bool(told(found.dropped, "of a folder")) is bool(folder)
+    assert not folder or told(found.dropped, folder)
+
+
+@pytest.mark.parametrize(
+    ("pin", "beta", "first", "second"),
+    [
+        ("", "0.1", True, True),
+        ("# trl==0.26.2", "0.1", True, False),
+        ("# trl==0.27.0", "0.1", False, True),
+        ("", "0.0", False, False),
+    ],
+)
+def test_the_reference_beside_adapters_of_a_folder_is_told_by_version(
+    pin: str, beta: str, first: bool, second: bool
+) -> None:
+    found = python(f"beta={beta}", FOLDER.format(", is_trainable=True"), pin=pin)
+    lines = told(found.differs, "the reference of the divergence is")
+    assert bool(told(tuple(lines), "the model without adapters (TRL up to 0.26)")) is first
+    assert bool(told(tuple(lines), "a copy of the adapters (since 0.27)")) is second

@@ -197,7 +197,11 @@ def test_a_window_that_ends_responses_early_is_told() -> None:
     ("run", "window"),
     [
         ("swift rlhf --rlhf_type grpo --num_generations 4 --max_length 1000 --max_completion_length 2000", "len"),
-        ("trl grpo --num_generations 4 --use_vllm --max_prompt_length 1000 --max_completion_length 2000", "length"),
+        (
+            "trl grpo --num_generations 4 --use_vllm --vllm_mode colocate --max_prompt_length 1000 "
+            "--max_completion_length 2000",
+            "length",
+        ),
     ],
 )
 def test_a_window_that_ends_responses_early_is_told_of_ms_swift_and_trl(run: str, window: str) -> None:

@@ -85,6 +85,7 @@ model_name_or_path: /models/Qwen2.5-1.5B-Instruct
 dataset_name: AI-MO/NuminaMath-TIR
 bf16: true
 use_vllm: true
+vllm_mode: colocate
 vllm_gpu_memory_utilization: 0.5
 importance_sampling_level: sequence
 loss_type: grpo

@@ -31,9 +31,11 @@ def test_defaults_of_other_versions_are_told_where_they_may_count() -> None:
         "vllm_gpu_memory_utilization 0.9 (up to 0.17); vllm_importance_sampling_correction none (up to 0.22), weights "
         f"of tokens of at most 2 (0.23 to 0.25); {LATER}"
     ]
-    given = "--beta 0.1 --loss_type grpo --temperature 1 --top_k 0 --max_prompt_length 64 --bf16"
-    assert told(f"{TRL} {given}") == [f"defaults are those of TRL 1.9; {LATER}"]
-    assert not told(f"{TRL} {given} --max_completion_length 64")
+    given = "--beta 0.1 --loss_type grpo --temperature 1 --top_k 0 --bf16"
+    cut = "max_prompt_length 512, with longer prompts cut from the left (up to 0.25)"
+    assert told(f"{TRL} {given}") == [f"defaults are those of TRL 1.9; earlier versions had {cut}; {LATER}"]
+    assert not told(f"{TRL} {given} --max_completion_length 64 --max_prompt_length 64")
+    assert not told(f"{TRL} {given} --max_prompt_length 64")  # which no version after 0.27 has
 
 
 def test_trl_0_14_counted_prompts_in_the_batch_of_a_device() -> None:
