@@ -156,6 +156,9 @@ def convert(
     tail += comments("Not carried over:", dropped)
     tail += comments(f"Not known as arguments of {project}:", [argument.given for argument in strange])
     missing = [key for key in config.missing() if key != "reward.functions"] + ["reward.functions"]
+    missing += ["data.eval"] * (
+        config.eval.interval is not None and not config.data.eval and config.data.train_ratio == 1
+    )
     tail += comments("A run also needs:", [", ".join(missing)])
     tail += comments("Carried over:", ["; ".join(report.by_key(carried))])
     written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.texts.uses import ends
 
 
 def never(draft: Draft) -> None:
@@ -25,11 +26,32 @@ def put(draft: Draft, strategy: str, every: int | None) -> None:
         draft.put("eval.interval", every, comment="as often as save_steps", of=("eval_strategy",))
     elif strategy != "no":
         draft.drop("eval_strategy", "set eval.interval: optimizer steps")
-    if not {"data.eval", "data.train_ratio"} & {*draft.settings} and is_null(draft.values.get("eval_dataset")):
+    asked = strategy != "no" or (draft.given("do_eval") and draft.switch("do_eval"))  # what do_eval is in transformers
+    script = draft.variables.get(ends.EVALUATES)
+    after = script == ends.ALWAYS or (script == ends.ASKED and asked)
+    _asked(draft, strategy, after)
+    data = {"data.eval", "data.train_ratio"} & {*draft.settings} or not is_null(draft.values.get("eval_dataset"))
+    if not (data or strategy != "no" or after):
         return
     draft.put("eval.before", draft.switch("eval_on_start"), "eval_on_start", "eval_on_start is false by default there")
-    draft.put("eval.after", False, comment="evaluated there only at its own steps, unless the last is one of them")
-    if strategy != "no":
+    text = "the script evaluates once more after the run" if after else "evaluated there only at its own steps"
+    text += "" if after else ", unless the last is one of them"
+    if script == ends.PERHAPS:
+        text += "; whether the script does so after the run is known only when it runs"
+    elif script is None and asked and draft.source.project == "TRL":
+        text += "; scripts of open-r1 do so after the run, too, where do_eval is true (eval.after: true)"
+    draft.put("eval.after", after, comment=text, of=("do_eval",) if after and script == ends.ASKED else ())
+    if strategy != "no" or after:
         draft.differs.append(
             "an evaluation samples there as in training; here it is greedy, unless eval.samples is 2 or more"
         )
+
+
+def _asked(draft: Draft, strategy: str, after: bool) -> None:
+    """Say what becomes of do_eval."""
+    if not (draft.given("do_eval") and draft.switch("do_eval")) or after:
+        return
+    if strategy != "no":
+        draft.drop("do_eval", "it is true in any case where eval_strategy is given, which decides when")
+    else:
+        draft.drop("do_eval", "without eval_strategy the trainer evaluates nothing by it: set eval.interval")

@@ -18,6 +18,7 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.uses import named_files
+from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
@@ -272,6 +273,8 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     if adds := next((word for word in words[:launched] if os.path.basename(word) in _ADDS), ""):
         values[f"* ({adds})"] = f"$({adds})"
     if source == "trl":
+        if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
+            variables[EVALUATES] = ""
         values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
     return Found(
         source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might, places=places

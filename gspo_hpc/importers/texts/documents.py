@@ -18,6 +18,7 @@ from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.constants import is_code
 from gspo_hpc.importers.texts.sources import ACCELERATE, Found
 from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
+from gspo_hpc.importers.texts.uses.ends import EVALUATES
 from gspo_hpc.importers.texts.uses.models import QUANTIZED
 from gspo_hpc.importers.typos import misspelt
 
@@ -304,6 +305,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     left = {**found.left, **run.left}
     around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
+    around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
         values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted
     )

@@ -16,7 +16,7 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import models
+from gspo_hpc.importers.texts.uses import ends, models
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -43,6 +43,7 @@ class PythonRun(NamedTuple):
     doubts: tuple[str, ...] = ()  # places of the file that may change any argument
     left: Mapping[str, str] = {}  # what the file changes in the trainer -> why it is not carried over
     unread: str = ""  # where it makes or parses one in a way that is not read, "" if it does not
+    evaluates: str | None = None  # when it evaluates behind its training, None if that is not known
 
     @property
     def from_trl(self) -> bool:
@@ -115,7 +116,7 @@ def read(text: str) -> PythonRun:
         sure = {name: value for name, value in given.items() if not is_code(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
-        return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread)
+        return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
     values = _told(whole)
@@ -129,7 +130,7 @@ def read(text: str) -> PythonRun:
     # Nothing of it is known, and the defaults would stand for all of it.
     if whole and all(name.startswith("*") and is_code(value) for name, value in whole.items()):
         return PythonRun({}, False, imports, name, unread=f"line {config.lineno}: {shown(config)}")
-    return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left)
+    return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
 
 
 def _trainer(made: Sequence[str], names: Sequence[str]) -> str:

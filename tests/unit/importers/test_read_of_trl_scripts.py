@@ -194,3 +194,48 @@ def test_the_reference_beside_adapters_of_a_folder_is_told_by_version(
     lines = told(found.differs, "the reference of the divergence is")
     assert bool(told(tuple(lines), "the model without adapters (TRL up to 0.26)")) is first
     assert bool(told(tuple(lines), "a copy of the adapters (since 0.27)")) is second
+
+
+STEPS = "eval_strategy: steps\neval_steps: 25\n"
+SCRIPT = """from trl import GRPOConfig, GRPOTrainer, TrlParser
+args, more = TrlParser((GRPOConfig, Other)).parse_args_and_config()
+trainer = GRPOTrainer(model="a/b", reward_funcs=f, args=args, train_dataset=d)
+trainer.train()
+{}
+"""
+ASKS = "if args.do_eval:\n    metrics = trainer.evaluate()"
+
+
+@pytest.mark.parametrize(
+    ("more", "script", "after", "comment"),
+    [
+        (STEPS, "", False, "only at its own steps, unless the last is one of them A run"),
+        (f"{STEPS}do_eval: true\n", ASKS, True, "the script evaluates once more after the run"),
+        (STEPS, ASKS, True, "the script evaluates once more after the run"),  # do_eval is true with eval_strategy
+        ("do_eval: true\n", ASKS, True, "the script evaluates once more after the run"),
+        ("", ASKS, None, ""),
+        ("", "trainer.evaluate()", True, "the script evaluates once more after the run"),
+        (STEPS, "if x:\n    trainer.evaluate()", False, "is known only when it runs"),
+        (STEPS, "def later():\n    trainer.evaluate()", False, "unless the last is one of them A run"),
+        (STEPS, None, False, "scripts of open-r1 do so after the run, too"),
+        ("do_eval: true\n", None, None, ""),
+    ],
+)
+def test_evaluations_after_the_run_are_those_of_the_script(
+    tmp_path: Path, more: str, script: str | None, after: bool | None, comment: str
+) -> None:
+    files = {} if script is None else {"grpo__py": SCRIPT.format(script)}
+    found = of("accelerate launch --num_processes 2 grpo.py", more, tmp_path, **files)
+    text = " ".join(re.sub(r"\n *#", " ", found.text).split())
+    assert ("eval.after" in text or "after:" in text) is (after is not None)
+    assert found.config.eval.after is (after is not False) and found.config.eval.before is (after is None)
+    assert comment.removesuffix(" A run") in text
+    assert not comment.endswith("A run") or "open-r1" not in text
+    assert bool(told(found.differs, "here it is greedy")) is (after is not None)
+    assert ("reward.functions, data.eval" in text) is (more.startswith(STEPS))
+    assert not told(found.dropped, "set eval.interval instead")
+
+
+def test_trls_own_script_only_trains(tmp_path: Path) -> None:
+    for words in ("trl grpo", "python -m trl.scripts.grpo"):
+        assert "open-r1" not in of(words, STEPS, tmp_path).text
