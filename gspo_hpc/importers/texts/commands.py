@@ -274,7 +274,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         values[f"* ({adds})"] = f"$({adds})"
     if source == "trl":
         if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
-            variables[EVALUATES] = ""
+            variables |= {EVALUATES: "", "entry": "trl"}
         values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
     return Found(
         source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might, places=places

@@ -292,7 +292,9 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     """Return a run with what its Python file `word`, if it is at hand, changes after the config is made or parsed."""
     if run is None:
         return found
+    idle = {name: found.values[name] for name in run.unused if name in found.values and name not in run.changed}
     values = {**run.defaults, **found.values, **run.changed}
+    values = {name: value for name, value in values.items() if name not in idle}
     notes = list(found.notes)
     if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
@@ -302,7 +304,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     if own := [name for name, why in run.left.items() if why == NOT_TRLS]:
         notes.append(f"{word} trains with {' and '.join(own)}, which is not TRL's: what that changes is not known")
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
-    left = {**found.left, **run.left}
+    left = {**found.left, **{f"{name}={value}": run.unused[name] for name, value in idle.items()}, **run.left}
     around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}

@@ -16,7 +16,7 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import ends, models
+from gspo_hpc.importers.texts.uses import ends, handed, models
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -44,6 +44,7 @@ class PythonRun(NamedTuple):
     left: Mapping[str, str] = {}  # what the file changes in the trainer -> why it is not carried over
     unread: str = ""  # where it makes or parses one in a way that is not read, "" if it does not
     evaluates: str | None = None  # when it evaluates behind its training, None if that is not known
+    unused: Mapping[str, str] = {}  # arguments of its command line that reach no model -> why
 
     @property
     def from_trl(self) -> bool:
@@ -116,7 +117,8 @@ def read(text: str) -> PythonRun:
         sure = {name: value for name, value in given.items() if not is_code(value) and name != "reward_funcs"}
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
-        return PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
+        run = PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
+        return run._replace(unused=handed.unused(tree))
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
     values = _told(whole)

@@ -25,6 +25,11 @@ def tell(draft: Draft) -> None:
             f"TRL up to 0.15 computes log-probs at temperature 1, although it samples at {temperature:g}; here logits "
             "are divided by rollout.temperature, as since 0.16, and divergence and gradient are of that distribution"
         )
+    dtype = draft.text("dtype") or draft.text("torch_dtype")
+    if low <= 25 and dtype not in (None, "auto", "float32") and draft.variables.get("entry") == "trl":
+        draft.differs.append(
+            f"trl grpo of TRL up to 0.25 hands dtype to no model, and loads float32; {dtype} since 0.26"
+        )
     if high >= 26 and "adapter.type" in draft.settings and precision.is_quantized(draft):
         draft.differs.append(
             "TRL since 0.26 turns adapters on quantized weights into bfloat16, and Adam trains them so; here they are "

@@ -236,6 +236,52 @@ def test_evaluations_after_the_run_are_those_of_the_script(
     assert not told(found.dropped, "set eval.interval instead")
 
 
-def test_trls_own_script_only_trains(tmp_path: Path) -> None:
-    for words in ("trl grpo", "python -m trl.scripts.grpo"):
-        assert "open-r1" not in of(words, STEPS, tmp_path).text
+@pytest.mark.parametrize("words", ["trl grpo", "python -m trl.scripts.grpo"])
+def test_trls_own_script_only_trains_and_had_no_use_for_dtype(tmp_path: Path, words: str) -> None:
+    assert "open-r1" not in of(words, STEPS, tmp_path).text
+    for pin, is_told in (("# trl==0.25.0", True), ("# trl==0.26.0", False), ("", True)):
+        found = of(f"{pin}\n{words}", "dtype: bfloat16\n", tmp_path)
+        assert bool(told(found.differs, "hands dtype to no model")) is is_told
+    assert not told(of("accelerate launch grpo.py", "dtype: bfloat16\n", tmp_path).differs, "hands dtype to no")
+
+
+HANDS = """from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+{before}
+def main(args, model_args):
+    {first}
+    GRPOTrainer(model={model}, reward_funcs=f, args=args, train_dataset=d{more}).train()
+args, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()
+main(args, model_args)
+"""
+PATH = "model_args.model_name_or_path"
+OTHER = (
+    'def warm_up():\n    SFTTrainer(model="a/b", args=SFTConfig(model_init_kwargs={"dtype": torch.bfloat16})).train()\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "dtype", "peft"),
+    [
+        ({}, False, False),
+        ({"before": OTHER}, False, False),
+        ({"more": ", peft_config=get_peft_config(model_args)"}, False, True),
+        ({"more": ", **more"}, True, True),
+        ({"model": "load(model_args)"}, True, True),
+        ({"first": "look(model_args)", "before": "def look(own):\n    other(own)\n"}, True, True),
+        ({"first": "look(model_args)", "before": "def look(own):\n    print(own)\n"}, False, False),
+        ({"first": "args.model_init_kwargs = dict(x=1)"}, True, False),
+        ({"model": f"Some.from_pretrained({PATH}, torch_dtype=model_args.dtype)"}, True, False),
+        ({"before": "more = LoraConfig(r=4)\n"}, False, True),
+    ],
+)
+def test_a_precision_and_adapters_that_the_script_hands_to_no_model_have_no_effect(
+    tmp_path: Path, script: dict[str, str], dtype: bool, peft: bool
+) -> None:
+    text = HANDS.format(**({"before": "", "first": "pass", "model": PATH, "more": ""} | script))
+    more = "dtype: bfloat16\nuse_peft: true\nlora_r: 4\n"
+    found = of("accelerate launch --num_processes 2 grpo.py", more, tmp_path, grpo__py=text)
+    assert (not told(found.dropped, "dtype=bfloat16: the script hands it to no model")) is dtype
+    assert (found.config.adapter.type == "lora") is peft
+    assert bool(told(found.dropped, "the script makes no adapters of it")) is (not peft)
+    assert bool(told(found.assumed, "weights loaded as bfloat16")) is (dtype and not peft)
+    assert bool(told(found.differs, "weights are in float32 there")) is (not dtype)
