@@ -39,8 +39,13 @@ _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 _REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
+_ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
+# Scripts that read the YAML of a run and do not train.
+_BESIDE = re.compile(
+    r"(?i)eval|test|infer|generat|push|upload|merge|plot|export|serve|convert|prepare|sample|filter|data"
+)
 
 
 def from_command(
@@ -192,17 +197,31 @@ def _from_python_file(
         if re.search(r"grpo|gspo", name):
             others.append(f"{word} {UNTOLD}")
         return None
-    if source == "trl" or re.search(r"grpo|gspo", name) or shown:
+    theirs = not (source == "trl" or shown or _BESIDE.search(name)) and _of_yaml(given, place, command)
+    if source == "trl" or re.search(r"grpo|gspo", name) or shown or theirs:
         if _OTHER_TRAINERS.search(name):
             others.append(f"{word} is another trainer by its name; --from trl takes it for one with a GRPOConfig")
             if source != "trl":
                 return None
         found = _make("trl", command, number, number + 1, commands, place)
         told = trl_kinds.check(found.values, name, insisted=source == "trl")
-        notes = (*found.notes, *([f"{word} {NOT_AT_HAND}"] if text is None else []), *told)
+        untold = f"{word} {NOT_AT_HAND}" if text is None else f"{word} {_ELSEWHERE}" if theirs else ""
+        notes = (*found.notes, *filter(None, (untold,)), *told)
         return documents.with_python(found._replace(notes=notes), run, word)
     others += _why_not_grpo(command, number, place)
     return None
+
+
+def _of_yaml(given: Mapping[str, Any], place: Path, command: Command) -> bool:
+    """Tell whether the YAML that a command names shows a run of GRPO, as it does where it is converted by itself."""
+    file = given.get("config")
+    if not isinstance(file, str) or not file.endswith((".yaml", ".yml")):
+        return False
+    try:
+        theirs = documents.named(place, file, command.files)
+        return documents.nearest_project(theirs) == "trl" and documents.from_yaml(theirs, None, place, file) is not None
+    except ValueError:  # it is not at hand, no YAML, of another project, or does not show whose it is
+        return False
 
 
 def _why_not_grpo(command: Command, number: int, place: Path) -> list[str]:

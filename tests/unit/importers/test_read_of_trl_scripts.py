@@ -285,3 +285,52 @@ def test_a_precision_and_adapters_that_the_script_hands_to_no_model_have_no_effe
     assert bool(told(found.dropped, "the script makes no adapters of it")) is (not peft)
     assert bool(told(found.assumed, "weights loaded as bfloat16")) is (dtype and not peft)
     assert bool(told(found.differs, "weights are in float32 there")) is (not dtype)
+
+
+MAIN = "from train.pipeline import main\n\nif __name__ == '__main__':\n    main()\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "reads"),
+    [
+        ("poetry run accelerate launch --num_processes 3 main.py", "", True),
+        ("accelerate launch --num_processes 3 main.py", "rloo_k: 2\n", False),
+        ("accelerate launch --num_processes 3 evaluate.py", "", False),
+    ],
+)
+def test_the_yaml_of_a_script_decides_as_it_does_by_itself(
+    tmp_path: Path, command: str, more: str, reads: bool
+) -> None:
+    files = {"main__py": MAIN, "evaluate__py": MAIN}
+    if not reads:
+        with pytest.raises(ValueError):
+            of(command, more, tmp_path, **files)
+        return
+    found = of(command, more, tmp_path, **files)
+    assert found.config.batch.global_batch_size == 6
+    assert told(found.assumed, "main.py makes no GRPOConfig that is read: its YAML shows the run")
+
+
+@pytest.mark.parametrize(("pin", "refused"), [("trl==0.15.0", False), ("trl==0.18.2", False), ("trl==0.19.0", True)])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_misspelt_argument_that_trl_throws_away_is_told(
+    tmp_path: Path, pin: str, refused: bool, alone: bool
+) -> None:
+    """The parser refuses what it does not know in a YAML since 0.19."""
+    (tmp_path / "requirements.txt").write_text(f"{pin}\n")
+    text = f"{YAML}eval_step: 5\n"
+
+    def run() -> Converted:
+        if alone:
+            return convert(text, folder=tmp_path, name="grpo.yaml", gpus=2)
+        return of("accelerate launch --num_processes 2 grpo.py", "eval_step: 5\n", tmp_path)
+
+    if refused:
+        with pytest.raises(ValueError, match="unknown argument eval_step; nearest: eval_steps"):
+            run()
+        return
+    found = run()
+    assert told(found.assumed, "eval_step=5: it may be a misspelt eval_steps; TRL up to 0.18 ignores what it does not")
+    assert [one.name for one in found.strange] == ["eval_step"]
+    with pytest.raises(ValueError, match="unknown argument eval_step"):  # of the command, which is refused there, too
+        convert(f"# {pin}\n{TRL} --eval_step 5")
