@@ -19,10 +19,15 @@ _ORDER = (
 # The names that TRL's scripts have for what a trainer is given.
 _NAMES = {"model": "model_name_or_path", "train_dataset": "dataset_name"}
 NOT_TRLS = "it is not TRL's trainer: what it changes is not known"
-# Methods that decide what is trained: losses, advantages, log-probabilities, rewards, and what completions are made of.
-_OBJECTIVE = re.compile(
-    r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|training_step|create_optimizer|_step$"
-)
+# Methods of TRL's trainer, in any version, and of transformers' that decide what is trained, the most telling first.
+_OBJECTIVE = (
+    "_compute_loss", "compute_loss", "compute_liger_loss", "_generate_and_score_completions", "_calculate_rewards",
+    "_get_per_token_logps_and_entropies", "_get_per_token_logps", "_get_last_hidden_state", "get_off_policy_mask",
+    "get_high_entropy_mask", "get_sapo_token_loss", "get_gamma_weights", "_generate", "_generate_single_turn",
+    "_prepare_inputs", "training_step", "create_optimizer", "create_optimizer_and_scheduler", "prediction_step",
+)  # fmt: skip
+# Names by which methods of another base class are taken for such ones.
+_LIKELY = re.compile(r"loss|advantage|logps|log_prob|_generate|_calculate_rewards|_prepare_inputs|create_optimizer")
 
 
 def of_trainer(tree: Tree, call: ast.Call, value: Callable[[ast.expr], Any], config: ast.AST | None) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
         if (own := tree.classes.get(name)) is not None:
             if name not in seen:
                 seen.add(name)
-                found |= _of_body(tree, own)
+                found |= _of_body(tree, own, _is_trls(tree, own))
                 left += [base_name(base) for base in own.bases]
         elif (original := tree.originals.get(name, name)) == TRAINER:
             if (module := tree.imported.get(name, "trl")).partition(".")[0] != "trl":
@@ -198,8 +203,27 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
     return found
 
 
-def _of_body(tree: Tree, own: ast.ClassDef) -> dict[str, str]:
-    """Return what the body of a class sets, and what else may change the class."""
+def _is_trls(tree: Tree, own: ast.ClassDef) -> bool:
+    """Tell whether a class of the file is derived from TRL's trainer and from no other class that is not plain."""
+    seen: set[str] = set()
+    left = [base_name(base) for base in own.bases]
+    while left:
+        name = left.pop()
+        if name in tree.classes:
+            left += [base_name(base) for base in tree.classes[name].bases if name not in seen]
+            seen.add(name)
+        elif tree.originals.get(name, name) in PLAIN_BASES:
+            continue
+        elif tree.originals.get(name, name) != TRAINER or tree.imported.get(name, "trl").partition(".")[0] != "trl":
+            return False
+    return True
+
+
+def _of_body(tree: Tree, own: ast.ClassDef, trls: bool) -> dict[str, str]:
+    """Return what the body of a class sets, and what else may change the class.
+
+    `trls`: it is derived from TRL's trainer alone, whose methods are known: a further one is called by its own alone.
+    """
     names: dict[str, int] = {}
     strange = [*own.decorator_list, *(keyword.value for keyword in own.keywords)]
     for node in _in_body(own):
@@ -214,11 +238,12 @@ def _of_body(tree: Tree, own: ast.ClassDef) -> dict[str, str]:
                 names |= {alias.asname or alias.name: node.lineno for alias in aliases}
             case ast.Subscript(ctx=ast.Store()) | ast.Expr(value=ast.Call()):
                 strange.append(node if isinstance(node, ast.expr) else node.value)
-    for name, line in names.items():
-        if name != "__init__" and _OBJECTIVE.search(name):
-            raise ValueError(
-                f"line {line}: {own.name} overrides {name} of TRL's trainer: what it trains has no counterpart here"
-            )
+    decisive = [name for name in _OBJECTIVE if name in names]
+    decisive += [name for name in names if not trls and name != "__init__" and _LIKELY.search(name)]
+    for name in decisive[:1]:
+        raise ValueError(
+            f"line {names[name]}: {own.name} overrides {name} of TRL's trainer: what it trains has no counterpart here"
+        )
     text = "a trainer of the file's own: what these {} is not carried over"
     found = {f"class {own.name}: {', '.join(names)}": text.format("methods do")} if names else {}
     found |= {f"class {own.name}: {shown(node)} (line {node.lineno})": text.format("lines change") for node in strange}
@@ -238,7 +263,7 @@ def _in_body(node: ast.AST) -> Iterator[ast.AST]:
 def of_patches(patches: Mapping[str, int]) -> dict[str, str]:
     """Return what is set on trainers or on TRL's class. Raises ValueError where it changes what is trained."""
     for name, line in patches.items():
-        if _OBJECTIVE.search(name):
+        if name in _OBJECTIVE:
             raise ValueError(
                 f"line {line}: {name} of TRL's trainer is replaced: what it trains has no counterpart here"
             )

@@ -313,9 +313,7 @@ def test_the_yaml_of_a_script_decides_as_it_does_by_itself(
 
 @pytest.mark.parametrize(("pin", "refused"), [("trl==0.15.0", False), ("trl==0.18.2", False), ("trl==0.19.0", True)])
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_misspelt_argument_that_trl_throws_away_is_told(
-    tmp_path: Path, pin: str, refused: bool, alone: bool
-) -> None:
+def test_a_misspelt_argument_that_trl_throws_away_is_told(tmp_path: Path, pin: str, refused: bool, alone: bool) -> None:
     """The parser refuses what it does not know in a YAML since 0.19."""
     (tmp_path / "requirements.txt").write_text(f"{pin}\n")
     text = f"{YAML}eval_step: 5\n"
@@ -334,3 +332,36 @@ def test_a_misspelt_argument_that_trl_throws_away_is_told(
     assert [one.name for one in found.strange] == ["eval_step"]
     with pytest.raises(ValueError, match="unknown argument eval_step"):  # of the command, which is refused there, too
         convert(f"# {pin}\n{TRL} --eval_step 5")
+
+
+CLASS = """from trl import GRPOConfig, GRPOTrainer
+class Mine({base}):
+{body}
+Mine("a/b", f, GRPOConfig(num_generations=2, max_steps=9, per_device_train_batch_size=2), d).train()
+"""
+
+
+def method(name: str) -> str:
+    return f"    def {name}(self, *given):\n        pass\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "base", "refused"),
+    [
+        (["_log_step"], "GRPOTrainer", ""),
+        (["_log_loss", "_advantages_of"], "GRPOTrainer", ""),
+        (["_log_step", "_generate_and_score_completions"], "GRPOTrainer", "overrides _generate_and_score_completions"),
+        (["_prepare_inputs", "compute_loss"], "GRPOTrainer", "overrides compute_loss"),
+        (["training_step"], "GRPOTrainer", "overrides training_step"),
+        (["_my_loss"], "GRPOTrainer, Mixin", "overrides _my_loss"),
+    ],
+)
+def test_methods_that_trls_trainer_has_decide_and_the_most_telling_is_named(
+    names: list[str], base: str, refused: str
+) -> None:
+    text = CLASS.format(base=base, body="".join(map(method, names)))
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            convert(text, name="run.py", gpus=1)
+        return
+    assert told(convert(text, name="run.py", gpus=1).dropped, f"class Mine: {', '.join(names)}")
