@@ -281,21 +281,21 @@ class Constants:
         uses: list[ast.expr] = [*self.scopes.loads.get(variable, ())]
         if self.scopes.is_class(variable):
             uses += [node for node in self.tree.nodes if isinstance(node, ast.Attribute) and node.attr == variable[1]]
-        return all(self._harmless(use, deep, seen) for use in uses)
+        return all(self.harmless(use, deep, seen) for use in uses)
 
-    def _harmless(self, node: ast.expr, deep: bool, seen: set[tuple[Variable, bool]]) -> bool:
+    def harmless(self, node: ast.expr, deep: bool, seen: set[tuple[Variable, bool]]) -> bool:
         """Tell whether a list or a mapping stays as it is where it stands."""
         parent = self.tree.parent(node)
         match parent:
             case ast.Subscript(value=holder, ctx=context):
                 return isinstance(context, ast.Load) and (
-                    holder is not node or not deep or self._harmless(parent, deep, seen)
+                    holder is not node or not deep or self.harmless(parent, deep, seen)
                 )
             case ast.Attribute(attr=name):
                 call = self.tree.parent(parent)
                 if not (isinstance(call, ast.Call) and call.func is parent):
                     return False
-                return name in _COUNTS or (name in _VIEWS and (not deep or self._harmless(call, deep, seen)))
+                return name in _COUNTS or (name in _VIEWS and (not deep or self.harmless(call, deep, seen)))
             case ast.keyword(arg=name):
                 call = self.tree.parent(parent)
                 if name is None and not deep:
@@ -305,21 +305,21 @@ class Constants:
                 above = self.tree.parent(parent)
                 if isinstance(above, ast.Call):
                     return not deep or self._handed(above, parent, deep, seen)
-                return isinstance(above, ast.expr) and (not deep or self._harmless(above, deep, seen))
+                return isinstance(above, ast.expr) and (not deep or self.harmless(above, deep, seen))
             case ast.Call():
                 return parent.func is not node and self._handed(parent, node, deep, seen)
             case ast.Dict(keys=keys, values=values):
                 spread = any(key is None and value is node for key, value in zip(keys, values, strict=True))
-                return (spread and not deep) or self._harmless(parent, True, seen)
+                return (spread and not deep) or self.harmless(parent, True, seen)
             case ast.List() | ast.Tuple() | ast.Set():
-                return self._harmless(parent, True, seen)
+                return self.harmless(parent, True, seen)
             case ast.BinOp():
-                return not deep or self._harmless(parent, deep, seen)
+                return not deep or self.harmless(parent, deep, seen)
             case ast.BoolOp() | ast.NamedExpr():
                 kept = self._named(parent.target, deep, seen) if isinstance(parent, ast.NamedExpr) else True
-                return kept and self._harmless(parent, deep, seen)
+                return kept and self.harmless(parent, deep, seen)
             case ast.IfExp(test=test):
-                return node is test or self._harmless(parent, deep, seen)
+                return node is test or self.harmless(parent, deep, seen)
             case ast.For(iter=given) | ast.comprehension(iter=given):
                 return given is not node or not deep
             case ast.Assign(targets=targets):
@@ -341,7 +341,7 @@ class Constants:
         if function is not None:
             return self._to_own(call, function, node, deep, seen)
         if self.tree.copies(call):
-            return name == "deepcopy" or not deep or self._harmless(call, deep, seen)
+            return name == "deepcopy" or not deep or self.harmless(call, deep, seen)
         if isinstance(call.func, ast.Attribute) and name in _LOGGED | _PARSED:
             return True
         if name == "update" and isinstance(call.func, ast.Attribute):
@@ -349,8 +349,8 @@ class Constants:
         if self._is_python(call.func):
             if name in _COPIED:
                 if any(keyword.value is node for keyword in call.keywords):  # dict(name=node)
-                    return name == "dict" and self._harmless(call, True, seen)
-                return not deep or (not call.keywords and self._harmless(call, deep, seen))
+                    return name == "dict" and self.harmless(call, True, seen)
+                return not deep or (not call.keywords and self.harmless(call, deep, seen))
             return name in _READ or name.endswith(("Config", "Trainer"))
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant | ast.JoinedStr):
             return True  # ", ".join(names)
@@ -358,7 +358,7 @@ class Constants:
             makers = any(isinstance(item, Function) and item.name in _MAKERS for item in own.body)
             return name.endswith("Config") and not makers
         if name == "cast":
-            return self._harmless(call, deep, seen)
+            return self.harmless(call, deep, seen)
         return self.tree.root(call.func) in LIBRARIES and name not in _CHANGED
 
     def _to_own(

@@ -16,7 +16,7 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import ends, handed, models
+from gspo_hpc.importers.texts.uses import ends, handed, mappings, models
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -282,6 +282,7 @@ def _keywords(call: ast.Call, known: Constants) -> dict[str, Any]:
     for keyword in call.keywords:
         if keyword.arg is None:  # **more
             more = known.mapping(keyword.value)
+            more = mappings.built(known, keyword.value) if more is None else more
             values |= {f"**{shown(keyword.value)}": as_code(keyword.value)} if more is None else more
         else:
             values[keyword.arg] = known.value(keyword.value)

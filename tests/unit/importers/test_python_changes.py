@@ -223,13 +223,10 @@ def test_a_function_may_return_the_config() -> None:
 def test_a_mapping_that_is_edited_is_not_what_it_was() -> None:
     text = f"{HEAD}kw = {{'num_generations': 8, 'beta': 0.1}}\n%sargs = GRPOConfig(max_steps=4, **kw)\n{TRAINED}"
     assert convert(text % "", gpus=1).config.algorithm.kl_beta == 0.1
-    for edit in (
-        "kw['beta'] = 0.3\n",
-        "kw.update(beta=0.3)\n",
-        "tune(kw)\n",
-        "k = kw\nk['beta'] = 0.3\n",
-        "del kw['beta']\n",
-    ):
+    for edit, beta in (("kw['beta'] = 0.3\n", 0.3), ("kw.update(beta=0.3)\n", 0.3), ("del kw['beta']\n", 0.0)):
+        found = convert(text % edit, gpus=1)
+        assert found.open == () and found.config.algorithm.kl_beta == beta
+    for edit in ("tune(kw)\n", "k = kw\nk['beta'] = 0.3\n"):
         found = convert(text % edit, gpus=1)
         assert found.open == ("**kw",) and found.config.algorithm.kl_beta == 0
         assert "it may give any argument" in next(item.why for item in found.left if item.name == "**kw")

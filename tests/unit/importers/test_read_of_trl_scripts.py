@@ -365,3 +365,55 @@ def test_methods_that_trls_trainer_has_decide_and_the_most_telling_is_named(
             convert(text, name="run.py", gpus=1)
         return
     assert told(convert(text, name="run.py", gpus=1).dropped, f"class Mine: {', '.join(names)}")
+
+
+STEPWISE = """from trl import GRPOConfig, GRPOTrainer
+def main(args):
+    kw = {made}
+{changes}
+    config = GRPOConfig(**kw)
+{later}
+    GRPOTrainer("a/b", f, config, d).train()
+main(parse())
+"""
+MADE = "dict(num_generations=2, max_steps=9, per_device_train_batch_size=2, learning_rate=1e-6, beta=args.beta)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate", "unsure"),
+    [
+        ("", 1e-6, {"beta"}),
+        ("kw.update(learning_rate=2e-6, beta=0.1)", 2e-6, set()),
+        ("kw['learning_rate'] = 3e-6", 3e-6, {"beta"}),
+        ("kw.update({'learning_rate': 3e-6})\n    del kw['beta']", 3e-6, set()),
+        ("kw.pop('beta', None)\n    print(kw)\n    x = len(kw)", 1e-6, set()),
+        (
+            "if args.fast:\n        kw.update(use_vllm=True, learning_rate=4e-6)",
+            1e-6,
+            {"beta", "use_vllm", "learning_rate"},
+        ),
+        ("if args.fast:\n        kw.update(learning_rate=1e-6)", 1e-6, {"beta"}),
+        ("if args.fast:\n        kw['learning_rate'] = 4e-6\n    kw['learning_rate'] = 5e-6", 5e-6, {"beta"}),
+        ("for x in d:\n        kw['learning_rate'] = x", 1e-6, {"beta", "learning_rate"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "made", [MADE, MADE.replace("dict(", "{'").replace(")", "}").replace("=", "': ").replace(", ", ", '")]
+)
+def test_a_mapping_that_is_made_and_changed_in_one_function_is_read(
+    changes: str, rate: float, unsure: set[str], made: str
+) -> None:
+    text = STEPWISE.format(made=made, changes=f"    {changes}", later="    kw['learning_rate'] = 9")
+    found = convert(text, name="run.py", gpus=1)
+    assert found.config.run.max_steps == 9 and found.config.optimizer.lr == rate
+    assert {one.partition("=")[0] for one in found.open} == unsure
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ["change(kw)", "kw.update(args.more)", "kw = dict(kw)", "kw[args.name] = 1", "self.kw = kw", "kw.clear()"],
+)
+def test_a_mapping_that_other_code_may_change_is_not_read(changes: str) -> None:
+    text = STEPWISE.format(made=MADE, changes=f"    {changes}", later="")
+    with pytest.raises(ValueError, match="arguments of its GRPOConfig are not read there"):
+        convert(text, name="run.py", gpus=1)
