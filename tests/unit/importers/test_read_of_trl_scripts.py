@@ -166,6 +166,7 @@ def test_adapters_on_quantized_weights_are_bfloat16_since_trl_0_26(pin: str, loa
         ("", "", BITS, False, ""),
         ("", FOLDER.format(""), "", False, "peft freezes the adapters of a folder without is_trainable=True"),
         ("", FOLDER.format(", is_trainable=True"), "", False, "it is trained with the adapters of a folder there"),
+        ("", FOLDER.format(", is_trainable=False"), "", False, "peft freezes the adapters of a folder"),
         ("", FOLDER.format(", **more"), "", False, "it is trained with the adapters of a folder there"),
     ],
 )
@@ -280,7 +281,7 @@ def test_a_precision_and_adapters_that_the_script_hands_to_no_model_have_no_effe
     text = HANDS.format(**({"before": "", "first": "pass", "model": PATH, "more": ""} | script))
     more = "dtype: bfloat16\nuse_peft: true\nlora_r: 4\n"
     found = of("accelerate launch --num_processes 2 grpo.py", more, tmp_path, grpo__py=text)
-    assert (not told(found.dropped, "dtype=bfloat16: the script hands it to no model")) is dtype
+    assert (not told(found.dropped, "dtype=bfloat16: the script hands it to no model, and")) is dtype
     assert (found.config.adapter.type == "lora") is peft
     assert bool(told(found.dropped, "the script makes no adapters of it")) is (not peft)
     assert bool(told(found.assumed, "weights loaded as bfloat16")) is (dtype and not peft)

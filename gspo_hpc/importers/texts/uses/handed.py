@@ -17,7 +17,7 @@ _PLAIN |= {"get_kbit_device_map", "get_peft_config", "get_tokenizer"}
 _PARTS = ("dtype", "peft", "lora")  # of names that show that a file does something about these
 _MODEL = ("model_name_or_path", "model_revision", "trust_remote_code", "attn_implementation")  # arguments of a model
 _PEFT_CONFIG = 9  # its place among a trainer's parameters
-_DTYPE = "the script hands it to no model: weights are loaded there as if it was not given"
+_DTYPE = "the script hands it to no model, and weights are loaded there as if it was not given"
 _PEFT = "the script makes no adapters of it and gives its trainer none: all weights are trained"
 
 

@@ -94,7 +94,8 @@ def _loaded(tree: Tree, value: Callable[[ast.expr], Any], new: bool) -> tuple[di
                 place, given = keyword.arg, [*_pairs(tree, keyword.value)]
                 whole = not is_code(value(keyword.value))
         if called(call) == "from_pretrained" and "PeftModel" in place:
-            frozen = not any(keyword.arg in ("is_trainable", None) for keyword in call.keywords)
+            given_more = [(keyword.arg or "is_trainable", value(keyword.value)) for keyword in call.keywords]
+            frozen = not any(name == "is_trainable" and one is not False for name, one in given_more)
             left[shown(call)] = _of_folder(call in early, merged, new, frozen)
             if call in early and not merged and not new:
                 found["peft_config"] = f"$({place} in line {call.lineno})"

@@ -52,7 +52,7 @@ def of_trl(
             variables[name] = str(values[name])
         elif str(values[name]) != variables.get(name):  # no argument of TRL, whose parser throws it away
             where = f"{places[name]}: " if name in places else ""
-            left[f"{where}{name}={values.pop(name)}"] = f"the launcher decides: {told[name]}"
+            left[f"{where}{name}={values.pop(name)}"] = f"the launcher decides, by {told[name]}"
     return values, variables
 
 
