@@ -1,1 +1,1 @@
-"""What the trainers of TRL and ms-swift have from Hugging Face's."""
+"""Parts of Hugging Face's trainers that TRL and ms-swift share."""

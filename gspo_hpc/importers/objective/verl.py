@@ -88,6 +88,9 @@ def _other_objectives(draft: Draft) -> None:
             draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
 
 
+_MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "fixed_length"}
+
+
 def _aggregation(draft: Draft, mode: str) -> None:
     name, plain = f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean"
     if mode in ("gspo", "sapo", "geo_mean"):
@@ -108,10 +111,13 @@ def _aggregation(draft: Draft, mode: str) -> None:
         draft.credit("algorithm.name", name)
         draft.drop(f"{ACTOR}.clip_ratio_c", f"{_MODES.get(mode, mode)} does not use it; verl ignores it too")
         return
-    text = " is another objective: here are the means over tokens (token-mean) and over sequences (seq-mean-token-mean)"
-    kind = _named(draft, name, "token-mean", ("token-mean", plain), text)
-    draft.put("algorithm.aggregation", "sequence" if kind == plain else "token", name)
-    if kind != plain:
+    text = (
+        f" is another objective: here are the means over tokens (token-mean), over sequences ({plain}) and by a fixed "
+    )
+    text += "length (seq-mean-token-sum-norm)"
+    kind = _named(draft, name, "token-mean", tuple(_MEANS), text)
+    draft.put("algorithm.aggregation", _MEANS.get(kind, "token"), name)
+    if kind == "token-mean":
         draft.differs.append(
             f"{name} token-mean: up to verl 0.7 a mean over the tokens of each micro-batch (but in 0.7 "
             "with use_legacy_worker_impl disable); here, as in 0.8 and later, over those of the whole update"

@@ -237,6 +237,9 @@ def nodes(node: Node) -> Iterator[Node]:
 
 def _mistake(root: Node, text: str) -> str:
     """Return what is wrong with a script, in one line."""
+    if (merge := re.search(r"(?m)^<{7} .*$(?=[\s\S]*^={7}$[\s\S]*^>{7} )", text)) is not None:
+        line = text.count("\n", 0, merge.start()) + 1
+        return f"line {line}: {merge[0][:40]} begins a conflict of a merge: keep one of its two sides"
     quote = _open_quote(text)
     if quote is not None:
         line, around = text.count("\n", 0, quote) + 1, " ".join(text[max(0, quote - 30) : quote + 31].split())

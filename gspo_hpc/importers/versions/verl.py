@@ -10,6 +10,12 @@ from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, ROLLOUT
 
 _MODEL = "actor_rollout_ref.model"
 _LEGACY = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")  # sections that reward.* took the place of
+# Arguments that 0.2 does not have, whose parser refuses what it does not know.
+_SINCE_0_3 = (
+    f"{ACTOR}.clip_ratio_c", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high", f"{ACTOR}.loss_agg_mode",
+    f"{ACTOR}.policy_loss", f"{ROLLOUT}.mode", f"{ROLLOUT}.val_kwargs", f"{ROLLOUT}.multi_turn",
+    "algorithm.use_kl_in_reward", "algorithm.norm_adv_by_std_in_grpo", "data.filter_overlong_prompts",
+)  # fmt: skip
 
 
 def tell(draft: Draft, trainer: str, updates: int) -> None:
@@ -17,6 +23,7 @@ def tell(draft: Draft, trainer: str, updates: int) -> None:
     megatron = trainer == "megatron"
     _earlier(draft, megatron)
     _prompts(draft)
+    _fixed_length(draft)
     _rewards(draft)
     _gradients(draft, trainer)
     _adapters(draft, megatron)
@@ -53,7 +60,35 @@ def _earlier(draft: Draft, megatron: bool) -> None:
     told["data.filter_overlong_prompts"] = "true (up to 0.2)"
     if megatron:
         told[f"{OPTIM}.lr_decay_style"] = "linear (0.4.1)"
+    if not any(name in draft.values or any(key.startswith(f"{name}.") for key in draft.values) for name in _SINCE_0_3):
+        told["the last of all rollouts"] = "left out (up to 0.2.0.post2)"  # the count began at 1 and ended the run
     parts.earlier(draft, "verl 0.9", told)
+
+
+def _fixed_length(draft: Draft) -> None:
+    """Tell by what a sum of tokens is divided."""
+    if draft.settings.get("algorithm.aggregation", ("",))[0] != "fixed_length":
+        return
+    name, longest = f"{ACTOR}.loss_scale_factor", draft.settings["rollout.max_response_length"][0]
+    given = draft.number(name)
+    draft.credit("algorithm.aggregation", name)
+    if given and given != longest:
+        draft.drop(name, f"the fixed length here is rollout.max_response_length ({longest})")
+        draft.differs.append(
+            f"{draft.label(name)}: loss and gradient are {longest / given:g} times as large there, which clip_grad "
+            "meets, and Adam does not"
+        )
+    elif not given:
+        draft.differs.append(
+            "loss_agg_mode seq-mean-token-sum-norm without loss_scale_factor: verl 0.9 (trainer.use_v1) divides by the "
+            "length of the tensor, which may be less than rollout.max_response_length; here, as in 0.8, by the latter"
+        )
+    draft.differs.append(
+        "loss_agg_mode seq-mean-token-sum-norm: up to verl 0.7 the sum of a micro-batch, divided by the length and not "
+        "by the number of completions, so that the loss is as many times as large as a micro-batch has of these, which "
+        "clip_grad meets; with use_dynamic_bsz micro-batches weigh by their number, too. Here, as since 0.8, it is "
+        "divided by both, over the whole update"
+    )
 
 
 def _prompts(draft: Draft) -> None:
@@ -97,7 +132,7 @@ def _gradients(draft: Draft, trainer: str) -> None:
         draft.differs.append(
             "verl 0.9's default bridge for Megatron keeps and sums gradients in the model's 16 bits "
             "(override_ddp_config.grad_reduce_in_fp32); here they are in float32 (optimizer.grad_reduce_in_fp32), as "
-            "with mbridge, the default up to 0.7"
+            "with mbridge, the default of 0.7, and with verl's own loading before"
         )
     elif trainer == "fsdp" and (draft.text(f"{ACTOR}.fsdp_config.model_dtype") or "fp32") not in ("fp32", "float32"):
         held = "weights and Adam's moments" if narrow else "gradients, weights and Adam's moments"

@@ -159,7 +159,7 @@ def test_gradients_of_the_bridge_that_a_script_chooses() -> None:
     given = of(f"{ACTOR}.megatron.vanilla_mbridge=False", MEGATRON)
     assert told(given, "Megatron-Bridge (vanilla_mbridge=False) keeps") and not told(given, "as with mbridge")
     assert any("it always chooses the bridge" in line for line in given.dropped)
-    assert told(of("", MEGATRON), "as with mbridge, the default up to 0.7")
+    assert told(of("", MEGATRON), "as with mbridge, the default of 0.7, and")
 
 
 def test_heads_that_predict_several_tokens_move_the_weights_without_an_advantage() -> None:
@@ -450,3 +450,44 @@ def test_saves_of_the_dapo_recipe() -> None:
 
 def test_rows_decide_whether_verl_goes_on_for_several_turns() -> None:
     assert told(of("actor_rollout_ref.rollout.multi_turn.enable=True"), "where the rows have an agent_name")
+
+
+NORM = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm algorithm.norm_adv_by_std_in_grpo=False"
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("", ("which may be less than rollout.max_response_length",)),
+        (f"{ACTOR}.loss_scale_factor=512", ()),  # the longest response by default
+        (f"{ACTOR}.loss_scale_factor=1024", ("loss and gradient are 0.5 times as large there",)),
+    ],
+)
+def test_the_sum_of_tokens_by_a_length_is_a_fixed_length(words: str, notes: tuple[str, ...]) -> None:
+    """Dr. GRPO: since verl 0.8 the sum is divided by completions and length, as here."""
+    found = of(f"{NORM} {words}")
+    ours = found.config.algorithm
+    assert (ours.name, ours.aggregation, ours.normalize_advantage) == ("grpo", "fixed_length", False)
+    assert (ours.clip_low, ours.dual_clip) == (0.2, 3.0)
+    assert told(found, "seq-mean-token-sum-norm: up to verl 0.7 the sum of a micro-batch")
+    every = ("which may be less than rollout.max_response_length", "times as large there")
+    assert [told(found, text) for text in every] == [any(text in note for note in notes) for text in every]
+    assert all(told(found, note) for note in notes)
+    assert not told(found, "token-mean: up to verl 0.7")
+    assert not told(of(), "seq-mean-token-sum-norm")
+
+
+def test_a_fixed_length_with_other_objectives_of_verl() -> None:
+    assert of(f"{NORM} {ACTOR}.policy_loss.loss_mode=cispo").config.algorithm.aggregation == "fixed_length"
+    assert of(f"{NORM} {ACTOR}.policy_loss.loss_mode=gspo").config.algorithm.aggregation == "sequence"
+
+
+def test_what_bridges_of_megatron_did_by_version_is_told() -> None:
+    assert told(of(run=MEGATRON), "with mbridge, the default of 0.7, and with verl's own loading before")
+
+
+def test_verl_0_2_leaves_out_the_last_rollout() -> None:
+    assert told(of(), "the last of all rollouts left out (up to 0.2.0.post2)")
+    assert told(of("trainer.total_training_steps=9"), "the last of all rollouts left out")
+    for later in (f"{ACTOR}.loss_agg_mode=token-mean", "actor_rollout_ref.rollout.val_kwargs.n=1"):
+        assert not told(of(later), "the last of all rollouts left out")

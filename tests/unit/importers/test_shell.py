@@ -209,6 +209,10 @@ def test_machines_that_the_script_computes_are_reported() -> None:
         ("a\nb 'c\nd", "line 2: a quote (') is opened and never closed: ...a b 'c d"),
         ('a "x"\nb\nc "it\'s', 'line 3: a quote (") is opened and never closed'),
         ("a\nb <|x|> c", "line 2: < leads to no file: put quotes around text with < > | & ;"),
+        (
+            "a\n<<<<<<< HEAD\nb\n=======\nc\n>>>>>>> theirs\n",
+            "line 2: <<<<<<< HEAD begins a conflict of a merge: keep one",
+        ),
         ("a\nif b; then c", "line 2: bash cannot parse this"),
         ("a\nb )", "line 2: bash cannot parse this"),
         ("a\n\nb \0 c", "line 3: a NUL byte stands here"),

@@ -369,7 +369,7 @@ def test_turns_of_trl_are_told_loudly(given: str) -> None:
     assert not any("several turns" in line for line in plain.assumed)
 
 
-@pytest.mark.parametrize("made", ["dict(num_generations=4, beta=0.1)", "load('a.yaml')"])
+@pytest.mark.parametrize("made", ["dict(own(), beta=0.1)", "load('a.yaml')"])
 def test_a_file_that_shows_no_argument_of_its_config_is_refused(made: str) -> None:
     """Arguments that may change before the config is made are not known: defaults would stand for all of them."""
     head = f"from trl import GRPOConfig, GRPOTrainer\nmore = {made}\nif wanted():\n    more['beta'] = 0.2\n"

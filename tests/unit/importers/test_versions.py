@@ -52,7 +52,8 @@ def test_defaults_that_earlier_versions_had_are_told_where_they_count() -> None:
     assert told(VERL) == [
         f"defaults are those of verl 0.9; earlier versions had {ACTOR}.entropy_coeff 0.001 (up to 0.3); "
         f"{ACTOR}.clip_ratio_c none, as algorithm.dual_clip 0 (up to 0.3.0); algorithm.use_kl_in_reward true, with a "
-        "kl_coef of 0.001 unless it is given (up to 0.3.0); data.filter_overlong_prompts true (up to 0.2)"
+        "kl_coef of 0.001 unless it is given (up to 0.3.0); data.filter_overlong_prompts true (up to 0.2); "
+        "the last of all rollouts left out (up to 0.2.0.post2)"
     ]
     assert f"{ACTOR}.optim.lr_decay_style linear (0.4.1)" in told(f"{VERL} model_engine=megatron")[0]
     given = f"{ACTOR}.entropy_coeff=0 {ACTOR}.clip_ratio_c=3 data.filter_overlong_prompts=False"
