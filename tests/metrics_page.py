@@ -17,9 +17,10 @@ def keys(text: str = PAGE) -> list[str]:
 
 
 def fits(key: str, explained: str) -> bool:
-    """Tell if a key is the one of the page; NAME, PASS and K in it stand for anything."""
-    pattern = re.sub(r"NAME|PASS|K(?=$)", "\0", explained)
-    return bool(re.fullmatch(re.escape(pattern).replace("\0", "[^/@]+" if "NAME" not in explained else ".+"), key))
+    """Tell if a key is the one of the page; NAME in it stands for anything, PASS for a word, and K for a number."""
+    places = {"NAME": ".+", "PASS": "[^/@]+", "K": r"\d+"}
+    parts = re.split(r"(NAME|PASS|K(?=$|_))", explained)
+    return bool(re.fullmatch("".join(places.get(part, re.escape(part)) for part in parts), key))
 
 
 def unexplained(found: Iterable[str], text: str = PAGE) -> list[str]:

@@ -337,13 +337,13 @@ class Tracking(Section):
 
 
 class Eval(Section):
-    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k and pass@k."""
+    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k, pass@k and maj@k."""
 
     interval: Count | None = key(None, "Optimizer steps between evaluations.")
     before: bool = key(True, "Evaluate before the first step.")
     after: bool = key(True, "Evaluate after the last step.")
     max_prompts: Count | None = key(None, "Number of prompts that are evaluated; the default is all.")
-    samples: Count = key(1, "Sampled completions per prompt, for avg@k and pass@k.")
+    samples: Count = key(1, "Sampled completions per prompt, for avg@k, pass@k and maj@k.")
     temperature: Temperature = key(1.0, "The sampling temperature of those samples.")
     reward: str | None = key(
         None, "The reward function that decides whether an answer is right; the default is the first one."

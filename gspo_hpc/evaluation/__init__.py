@@ -1,1 +1,1 @@
-"""Greedy accuracy, avg@k and pass@k on unseen prompts."""
+"""Greedy accuracy, avg@k, pass@k and maj@k on unseen prompts."""

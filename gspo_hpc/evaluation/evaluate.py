@@ -1,4 +1,4 @@
-"""Accuracy on unseen prompts: greedy, and avg@k and pass@k over sampled completions.
+"""Accuracy on unseen prompts: greedy, and avg@k, pass@k and maj@k over sampled completions.
 
 Engines and reward functions are those of training; a completion counts as right if the chosen reward function gives
 it more than half of a full mark.
@@ -6,15 +6,18 @@ it more than half of a full mark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.table import GroupTable, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
-from gspo_hpc.evaluation.scores import avg_at_k, pass_at_k, wilson_interval
+from gspo_hpc.evaluation.scores import avg_at_k, majority, mean_interval, pass_at_k, wilson_interval
 from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.rewards.builtin import ANSWERS
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated
 
@@ -39,6 +42,7 @@ def run(
 
     Rank 0 gives the prompts, and all ranks their number.
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
+    So are those that end in `_low` and `_high` of the scores of samples, by drawing prompts again (bootstrap).
     `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
     """
     slots, chosen = range(count), dict(enumerate(prompts))
@@ -64,8 +68,16 @@ def run(
         drawn = exchange.gather_table(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
         marks = are_right(drawn.table, config)
         table = [marks[i : i + k] for i in range(0, len(marks), k)]
-        scores[f"eval/avg@{k}"] = avg_at_k(table)
-        scores[f"eval/pass@{k}"] = pass_at_k(table, k)
+        found = {f"eval/avg@{k}": avg_at_k(table), f"eval/pass@{k}": pass_at_k(table, k)}
+        if (answer := _answer_of(config)) is not None:
+            own = {
+                slot: majority([answer(one.text) for one in group.completions], table[slot])
+                for slot, group in drawn.own.items()
+            }
+            found[f"eval/maj@{k}"] = list(exchange.gather_values(own).values())
+        for name, values in found.items():
+            scores[name] = math.fsum(values) / len(values)
+            scores[f"{name}_low"], scores[f"{name}_high"] = mean_interval(values)
     return scores, groups
 
 
@@ -80,6 +92,14 @@ def are_right(table: GroupTable, config: Config) -> list[bool]:
 def are_graded(table: GroupTable, config: Config) -> list[bool]:
     """Return True for each completion to which the function that decides gave a value, and did not fail."""
     return [bool(row.any()) for row in table.graded[:, _deciding(table, config)]]
+
+
+def _answer_of(config: Config) -> Callable[[str], str | None] | None:
+    """Return what tells which answer a completion gives; None for functions that do not say it."""
+    terms = config.reward.functions
+    name = config.eval.reward or terms[0].function
+    arguments = next((term.args for term in terms if term.function == name), {})
+    return functools.partial(ANSWERS[name], **arguments) if name in ANSWERS else None
 
 
 def _deciding(table: GroupTable, config: Config) -> list[int]:

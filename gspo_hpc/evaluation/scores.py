@@ -1,4 +1,4 @@
-"""Scores of sampled answers: avg@k, pass@k, and how sure a share is.
+"""Scores of sampled answers: avg@k, pass@k, maj@k, and how sure a share or a mean is.
 
 A table of right answers has one row a prompt and one truth value a sample.
 """
@@ -6,24 +6,58 @@ A table of right answers has one row a prompt and one truth value a sample.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist
 
+import numpy as np
 
-def avg_at_k(right: Sequence[Sequence[bool]]) -> float:
-    """Return the share of right samples of a prompt, averaged over prompts; every prompt weighs the same."""
+_DRAWS = 2000  # of the bootstrap
+
+
+def avg_at_k(right: Sequence[Sequence[bool]]) -> list[float]:
+    """Return the share of right samples of each prompt."""
     _check_table(right, 1)
-    return math.fsum(sum(map(bool, row)) / len(row) for row in right) / len(right)
+    return [sum(map(bool, row)) / len(row) for row in right]
 
 
-def pass_at_k(right: Sequence[Sequence[bool]], k: int) -> float:
-    """Return the chance that at least one of k samples is right, averaged over prompts.
+def pass_at_k(right: Sequence[Sequence[bool]], k: int) -> list[float]:
+    """Return for each prompt the chance that at least one of k samples is right.
 
     The unbiased estimate from n >= k samples with c right ones: `1 - C(n - c, k) / C(n, k)`, the share of all ways to
     draw k of the n that hold a right one. Raises ValueError if a prompt has fewer than k samples, or k < 1.
     """
     _check_table(right, k)
-    return math.fsum(_pass(len(row), sum(map(bool, row)), k) for row in right) / len(right)
+    return [_pass(len(row), sum(map(bool, row)), k) for row in right]
+
+
+def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
+    """Return how far the answer that most samples of a prompt give is right: 1, 0, or a share where answers tie.
+
+    Right samples have one answer, however it is written. Samples without an answer do not vote, and no votes are wrong.
+    """
+    votes = Counter(
+        "" if fits else f"wrong {answer}"
+        for answer, fits in zip(answers, right, strict=True)
+        if fits or answer is not None
+    )
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    return (votes[""] == most) / sum(count == most for count in votes.values())
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the mean of values of prompts: percentiles of the means of 2,000 draws with replacement.
+
+    The draws are the same each time. Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("no prompts to score")
+    drawn = np.random.default_rng(0).integers(len(values), size=(_DRAWS, len(values)))
+    means = np.asarray(values, np.float64)[drawn].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -62,6 +62,14 @@ class Exchange:
         whole = self.transport.tree_all_reduce(mine.to_bytes(), _join_tables)
         return ShardedGroups(GroupTable.from_bytes(whole), held)
 
+    def gather_values(self, own: Mapping[int, float]) -> dict[int, float]:
+        """Return the values of all ranks by slot, of which this rank gives `own`."""
+        mine = json.dumps(list(own.items())).encode()
+        whole = self.transport.tree_all_reduce(
+            mine, lambda parts: json.dumps([one for part in parts for one in json.loads(part)]).encode()
+        )
+        return dict(sorted((slot, value) for slot, value in json.loads(whole)))
+
     def partition_files(
         self, files: Callable[[], Sequence[str]], read: Callable[[str], Mapping[int, Group]]
     ) -> tuple[dict[int, Group], set[int]]:

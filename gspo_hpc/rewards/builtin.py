@@ -30,6 +30,7 @@ from gspo_hpc.rewards import choices as choices
 from gspo_hpc.rewards import judges as judges
 from gspo_hpc.rewards import mathematics as mathematics
 from gspo_hpc.rewards import texts as texts
+from gspo_hpc.rewards.catalogue import ANSWERS as ANSWERS
 from gspo_hpc.rewards.catalogue import ARGUMENT_CHECKS as ARGUMENT_CHECKS
 from gspo_hpc.rewards.catalogue import REGISTRY as REGISTRY
 from gspo_hpc.rewards.catalogue import ROW_CHECKS, field_of, reward_function
@@ -91,7 +92,16 @@ def _check_numbers(rel_tol: float = 0.0, abs_tol: float = 0.0, tag: str = "", **
     check_tag(tag)
 
 
-@reward_function(check=_check_numbers)
+def _number_answered(
+    completion: str, *, position: Literal["last", "first", "any"] = "last", tag: str = "", **_: Any
+) -> str | None:
+    given = numbers_in(section(completion, tag) or "")
+    if position != "any":
+        given = given[-1:] if position == "last" else given[:1]
+    return " ".join(sorted({str(one.normalize(_ARITHMETIC)) for one in given})) or None
+
+
+@reward_function(check=_check_numbers, answered=_number_answered)
 def number_match(
     completion: str,
     *,
@@ -146,7 +156,12 @@ def environment(
     return environment_reward
 
 
-@reward_function(check=_check_exact)
+def _text_answered(completion: str, *, ignore_case: bool = False, tag: str = "", **_: Any) -> str | None:
+    found = section(completion, tag)
+    return found if found is None else found.strip().casefold() if ignore_case else found.strip()
+
+
+@reward_function(check=_check_exact, answered=_text_answered)
 def exact_match(
     completion: str,
     *,

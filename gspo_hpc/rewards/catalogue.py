@@ -16,6 +16,7 @@ TURN = "environment_turn"  # the function of a pool in which an environment answ
 ARGUMENT_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with a function's arguments before a run starts
 ROW_CHECKS: dict[str, Callable[..., None]] = {}  # by name: called with the fields of a row and a function's arguments
 ASK_ELSEWHERE: set[str] = set()  # names of those that need a service, which perhaps only the nodes of a run reach
+ANSWERS: dict[str, Callable[..., str | None]] = {}  # by name: which answer a completion gives, of those that have it
 PREPARATIONS: dict[str, Callable[[], None]] = {}  # by name: called in a worker process before its first call
 
 # What TRL, open-r1, ms-swift and verl call a reward function -> its name here.
@@ -77,6 +78,7 @@ def reward_function(
     check: Callable[..., None] | None = None,
     check_row: Callable[..., None] | None = None,
     prepare: Callable[[], None] | None = None,
+    answered: Callable[..., str | None] | None = None,
     asks_elsewhere: bool = False,
 ) -> Callable[[_G], _G]: ...
 def reward_function(
@@ -85,6 +87,7 @@ def reward_function(
     check: Callable[..., None] | None = None,
     check_row: Callable[..., None] | None = None,
     prepare: Callable[[], None] | None = None,
+    answered: Callable[..., str | None] | None = None,
     asks_elsewhere: bool = False,
 ) -> _G | Callable[[_G], _G]:
     """Register a reward function under its own name, as ``@reward_function`` or ``@reward_function(check=...)``.
@@ -92,7 +95,9 @@ def reward_function(
     `check` is called with the arguments from the configuration and raises ValueError for those that the types of the
     function's parameters allow, but that it cannot work with. `check_row(fields, **args)` raises ValueError for a data
     row that it cannot grade; without it, the function itself is tried. `prepare` runs once in every worker process,
-    before any time limit begins: it imports what is slow to import. `asks_elsewhere`: the function needs a service.
+    before any time limit begins: it imports what is slow to import. `answered(completion, **args)` returns the answer
+    that a completion gives, in a form in which equal answers are equal texts, or None: an evaluation takes the answer
+    of the majority. `asks_elsewhere`: the function needs a service.
     """
 
     def register(function: _G) -> _G:
@@ -102,6 +107,8 @@ def reward_function(
         for hooks, hook in ((ARGUMENT_CHECKS, check), (ROW_CHECKS, check_row), (PREPARATIONS, prepare)):
             if hook is not None:
                 hooks[name] = hook  # type: ignore[index]
+        if answered is not None:
+            ANSWERS[name] = answered
         if asks_elsewhere:
             ASK_ELSEWHERE.add(name)
         return function

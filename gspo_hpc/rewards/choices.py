@@ -23,7 +23,12 @@ def _check_row(
     _wanted(field_of(fields, answer), answer, letters)
 
 
-@reward_function(check=_check, check_row=_check_row)
+def _answered(completion: str, *, letters: str = "ABCDEFGHIJ", tag: str = "", **_: Any) -> str | None:
+    text = section(completion, tag)
+    return None if text is None else chosen_letter(text, letters)
+
+
+@reward_function(check=_check, check_row=_check_row, answered=_answered)
 def multiple_choice(
     completion: str,
     *,

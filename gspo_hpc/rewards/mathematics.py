@@ -38,7 +38,26 @@ def _check_row(fields: Mapping[str, Any], *, answer: str = "answer", **_: Any) -
     _gold_text(field_of(fields, answer), answer)
 
 
-@reward_function(check=_check, check_row=_check_row, prepare=_prepare)
+def _answered(completion: str, *, tag: str = "", **_: Any) -> str | None:
+    r"""Return what the last \boxed{} holds without white space; without one, the text of the tag, or the last word.
+
+    Two ways to write one answer are two texts: reading them as mathematics takes a process and a time limit.
+    """
+    text = section(completion, tag)
+    if not text:
+        return None
+    boxed, rest = text.rpartition("\\boxed{")[1:]
+    if not boxed:
+        return "".join(text.split() if tag else text.split()[-1:]) or None
+    depth = 1
+    for place, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return "".join(rest[:place].split())
+    return None
+
+
+@reward_function(check=_check, check_row=_check_row, prepare=_prepare, answered=_answered)
 def math_verify(
     completion: str,
     *,

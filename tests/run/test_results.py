@@ -57,6 +57,10 @@ def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[
     assert 0.0 <= scores["eval/accuracy_low"] <= scores["eval/accuracy"] <= scores["eval/accuracy_high"] <= 1.0
     assert scores["eval/accuracy_low"] < scores["eval/accuracy_high"]
     assert scores["eval/accuracy"] <= 1.0 and scores["eval/avg@2"] <= scores["eval/pass@2"] <= 1.0
+    # Where one of two is right, the other one ties with it, or has no answer.
+    assert 0.0 < scores["eval/avg@2"] <= scores["eval/maj@2"] <= scores["eval/pass@2"]
+    for name in ("avg@2", "pass@2", "maj@2"):
+        assert scores[f"eval/{name}_low"] <= scores[f"eval/{name}"] <= scores[f"eval/{name}_high"]
 
 
 REWARDS = """

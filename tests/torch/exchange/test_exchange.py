@@ -245,6 +245,16 @@ def test_rank_0_is_shown_the_first_groups_and_all_failures() -> None:
     on_ranks(3, work)
 
 
+def test_values_of_all_ranks_are_everywhere() -> None:
+    """By slot, also where a rank holds none."""
+
+    def work(link: Transport) -> None:
+        found = layout(link, 1).gather_values({slot: slot / 7 for slot in range(5) if slot % 2 == link.rank})
+        assert list(found.items()) == [(slot, slot / 7) for slot in range(5)]
+
+    on_ranks(3, work)
+
+
 def test_every_file_is_read_by_one_rank_and_the_first_of_two_counts() -> None:
     whole = make_groups(4)
     other = [replace(group, prompt=replace(group.prompt, text="another")) for group in whole]

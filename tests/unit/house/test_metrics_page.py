@@ -46,6 +46,8 @@ PARTS = {
     "passes/*/most_tokens": _PASSES,
     "eval/avg@*": ["4"],
     "eval/pass@*": ["16"],
+    "eval/maj@*": ["8"],
+    **dict.fromkeys(("*_low", "*_high"), ["eval/avg@4", "eval/pass@4", "eval/maj@4"]),
 }
 
 

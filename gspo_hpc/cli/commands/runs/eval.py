@@ -11,7 +11,7 @@ from gspo_hpc.cli.parser import describe, takes_overrides
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     text = (
-        "Answers the evaluation prompts and prints the accuracy of greedy decoding, and avg@k and pass@k if "
+        "Answers the evaluation prompts and prints the accuracy of greedy decoding, and avg@k, pass@k and maj@k if "
         "eval.samples is above 1."
     )
     examples = """
