@@ -63,6 +63,14 @@ class Completion:
         """The places [sampled_len] of the tokens that the model sampled."""
         return np.arange(len(self.tokens)) if self.environment is None else np.flatnonzero(self.environment == 0)
 
+    @property
+    def turns(self) -> int:
+        """The messages of the model: pieces of sampled tokens, one where there is no environment."""
+        if self.environment is None:
+            return 1
+        own = np.concatenate(([0], self.environment == 0))
+        return int(np.count_nonzero(np.diff(own) == 1))
+
 
 @dataclass(frozen=True, eq=False)
 class Group:

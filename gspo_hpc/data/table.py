@@ -28,6 +28,7 @@ ROW = np.dtype(
         ("prompt_len", "<i4"),
         ("response_len", "<i4"),
         ("sampled_len", "<i4"),  # those of the response that the model sampled; the others are an environment's
+        ("turns", "<i4"),  # messages of the model in a conversation, 1 without one
         ("crc32", "<u4"),  # of the response's tokens
         ("reward", "<f8"),
         ("advantage", "<f8"),
@@ -118,6 +119,7 @@ class GroupTable:
                 len(group.prompt.tokens),
                 len(c.tokens),
                 len(c.sampled),
+                c.turns,
                 zlib.crc32(c.tokens.astype("<i4").tobytes()),
                 c.reward,
                 c.advantage,

@@ -74,6 +74,8 @@ def step_record(
         graded = kept.graded[:, column]
         if graded.any():
             record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
+    if (turns := table.rows["turns"]).max() > 1:
+        record |= {"turns": float(turns.mean()), "turns_max": int(turns.max())}
     record |= outcome_shares(table)
     for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)

@@ -76,6 +76,7 @@ def test_a_killed_run_equals_the_one_left_alone_and_asks_for_no_turn_again(tiny_
     # Engine and trainer agree on the tokens of the model behind those of the environment.
     assert all(record["failures"] == 0 and record["logprob_gap_mean"] < 1e-4 for record in records)
     assert any("\n> " in completion for completion in harness.samples(alone).values())
+    assert all(1 < record["turns"] <= record["turns_max"] <= TURNS for record in records)
 
     once = asked.read_text().count("\n")  # those of the trial before ranks start, too; a resume makes none
     asked.unlink()

@@ -5,6 +5,7 @@ Catches a table that depends on which rank holds what, a value that changes on t
 
 from __future__ import annotations
 
+import itertools
 import zlib
 
 import numpy as np
@@ -52,6 +53,13 @@ def same(one: object, other: object) -> bool:
     return np.float64(one).tobytes() == np.float64(other).tobytes()  # type: ignore[arg-type]
 
 
+def turns(completion: Completion) -> int:
+    """The pieces of the model's tokens, by going through them."""
+    if completion.environment is None:
+        return 1
+    return sum(kind == 0 for kind, _ in itertools.groupby(completion.environment.tolist()))
+
+
 @settings(deadline=None, max_examples=25)
 @given(groups(), st.integers(1, 4))
 def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], ranks: int) -> None:
@@ -66,7 +74,7 @@ def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], r
         row = table.rows[place]
         assert (row["slot"], row["index"]) == (group.slot, index)
         assert (row["prompt_len"], row["response_len"]) == (len(group.prompt.tokens), len(completion.tokens))
-        assert row["sampled_len"] == len(completion.logprobs)
+        assert row["sampled_len"] == len(completion.logprobs) and row["turns"] == turns(completion)
         assert same(row["reward"], completion.reward) and same(row["advantage"], completion.advantage)
         assert row["num_cached_tokens"] == completion.num_cached_tokens
         flags = (completion.excluded, completion.failure is not None, completion.finish_reason == "length")
