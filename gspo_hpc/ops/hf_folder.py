@@ -110,12 +110,16 @@ def write(
 def whole(out: Path) -> Iterator[Path]:
     """Yield a folder that becomes `out` at the end of the block, unless it raises.
 
-    Raises ValueError where `out` exists and is not empty.
+    Raises ValueError where `out` exists and is not empty, or cannot be made.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(f"{out} exists and is not empty: give another folder, or remove it")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-")
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written: {error.strerror}; give another folder") from error
+    with beside as name:
         staging = Path(name) / out.name
         staging.mkdir()
         yield staging

@@ -74,6 +74,16 @@ def test_a_folder_appears_whole_or_not_at_all(source: Path, tmp_path: Path) -> N
         hf_folder.write(tmp_path / "out", source, [], torch.float32, iter(()))
 
 
+def test_a_folder_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (Path("/proc/exported"), tmp_path / "file", tmp_path / "file" / "exported"):
+        with (
+            pytest.raises(ValueError, match=f"^{out} cannot be written: .+; give another folder$"),
+            hf_folder.whole(out),
+        ):
+            pass
+
+
 def test_missing_tensors_are_named(source: Path, tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "out", source, [("a", (2,))], torch.float32, iter([("a", torch.ones(2))]))
     with pytest.raises(ValueError, match="tensor b is missing"):
