@@ -5,6 +5,7 @@ tools/estimates.py compares them with the estimates and writes the configs into 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ from gspo_hpc.system.text import GIB
 NEMO = "https://docs.nvidia.com/nemo/rl/{}/about/performance-summary.html"
 VERL = "https://verl.readthedocs.io/en/latest/advance/fully_async.html"
 ONE_STEP = "https://verl.readthedocs.io/en/latest/advance/one_step_off.html"
+UNIRL = "https://github.com/haonan3/UniRLReport/blob/{}/artifacts/reported_results/2026-09-30-qwen3-4b-drpo/{}"
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,73 @@ def _verl_experts(gpus: int, seconds: float, phases: dict[str, float], apart: in
     title = f"Qwen3-30B-A3B-Base, {gpus} H20{split}"
     return Run(key, title, VERL, seconds, config, None, False, 0.0 if apart else None, phases)
 
+
+def _known(
+    system: str, part: str, seconds: float, tokens: float, phases: tuple[float, ...], *,
+    engine: int = 2, longest: int = 8192, file: str = "", calibration: bool = False,
+) -> Run:  # fmt: skip
+    """Qwen3-4B-Base on 16 H20 by verl or UniRL: 64 prompts of 8 completions, updates of 16 prompts, lengths published.
+
+    Both shard everything over all ranks with FSDP, take the old log-probs from the engine, and have no reference.
+    Prompts have about 155 tokens in the two steps of which verl's console is published.
+    """
+    config = _sections("H20", 2, 8, "Qwen3-4B-Base", (1, 1, 1, 1), engine, 0)
+    config["batch"] = {
+        "micro_batch_tokens": 10240,
+        "global_batch_size": 128,
+        "steps_per_generation": 4,
+        "num_generations": 8,
+        "share_prompts": False,
+    }
+    config["rollout"] |= {
+        "max_prompt_length": 310,
+        "max_response_length": longest,
+        "engine": {"gpu_memory_utilization": 0.4 if system == "verl" else 0.3},
+    }
+    config["algorithm"] = {"correction": "bypass"}
+    config["memory"] = {"recompute_granularity": "full"}
+    names = ("generation", "update", "sync", "rewards")
+    key = re.sub(r"[^a-z0-9]+", "_", f"{system} qwen3 4b 16 h20 {part}".lower())
+    told = dict(zip(names, phases, strict=False))
+    title = f"Qwen3-4B-Base, 16 H20, {system}, {part}"
+    return Run(
+        key,
+        title,
+        UNIRL.format(_COMMITS[file or _BANDS], file or _BANDS),
+        seconds,
+        config,
+        tokens,
+        calibration,
+        0.0,
+        told,
+    )
+
+
+# Of verl's steps on H20 whose lengths are published one row calibrates, and the others are predictions. Which does what
+# was settled before an estimate of any of them was computed.
+_BANDS, _SHORT, _FIXED = "natural_long_by_phase.csv", "natural_performance.csv", "performance.csv"
+_COMMITS = dict.fromkeys((_BANDS, _SHORT), "7c656350352385e2ebec613d521949ba8b3ff402")
+_COMMITS[_FIXED] = "26c83341b8c5560f83d788d2e171afeefc60250b"
+KNOWN_H20 = (
+    _known("verl", "steps 101-200", 153.3, 4529.6, (87.79, 62.11, 3.37), calibration=True),
+    _known("verl", "steps 2-100", 115.8, 3240.0, (67.83, 44.71, 3.23)),
+    _known("verl", "steps 201-300", 148.3, 4402.6, (84.73, 60.14, 3.31)),
+    _known("verl", "steps 301-400", 137.2, 4091.8, (78.41, 55.42, 3.31)),
+    _known("verl", "steps 401-500", 138.2, 4139.2, (78.90, 55.90, 3.37)),
+    _known("verl", "short", 56.62, 1084.1, (35.24, 18.05, 3.25), file=_SHORT),
+    _known("verl", "all 4096", 106.3, 4096.0, (48.27, 54.79, 3.18), longest=4096, file=_FIXED),
+    _known("UniRL", "steps 2-100", 117.0, 3625.8, (59.68, 51.96, 2.80, 1.63)),
+    _known("UniRL", "steps 101-200", 123.4, 3976.1, (62.70, 56.10, 2.85, 0.85)),
+    _known("UniRL", "steps 201-300", 132.3, 4499.9, (65.33, 62.43, 2.88, 0.71)),
+    _known("UniRL", "steps 301-400", 150.4, 5156.3, (74.08, 71.51, 2.93, 1.01)),
+    _known("UniRL", "steps 401-500", 133.1, 4432.8, (65.76, 62.18, 2.91, 1.29)),
+    _known("UniRL", "short", 56.35, 1060.5, (31.88, 18.14, 2.87, 1.94), file=_SHORT),
+    _known("UniRL", "short, engines of 1", 71.69, 1075.1, (49.42, 18.43, 1.43, 1.27), engine=1, file=_SHORT),
+    _known(
+        "UniRL", "all 4096, engines of 1", 96.67, 4096.0, (38.11, 52.84, 1.18, 3.27), engine=1, longest=4096,
+        file=_FIXED,
+    ),
+)  # fmt: skip
 
 RUNS = (
     _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
