@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import generated
-from published_runs import HELD, NEMO, ONE_STEP, RUNS, VERL, Run, planned_only
+from calibration import FORMER_SPREAD, FREE, GB200, H20, before, bounds, cut_share, determined, otherwise
+from published_runs import CUT_SHARE, HELD, KNOWN_H20, NEMO, ONE_STEP, RUNS, VERL, Run, planned_only
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -48,15 +50,6 @@ MEASURED = {
     "EXPERT_LAUNCH": "nobody: a figure of experience",
     "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
-CALIBRATED = (
-    "EFFICIENCY",
-    "EXPERTS_EFFICIENCY",
-    "STEP_SECONDS",
-    "LAYER_SECONDS",
-    "EXPERTS_SECONDS",
-    "SPREAD",
-    "SWITCH_SECONDS",
-)
 HEADS = "| run | used as | published s | `plan` prints s | estimated s | error |\n|---|---|---|---|---|---|"
 
 GROWTH = (  # model, GPU, layout; a rollout of 65,536 completions in four updates
@@ -123,16 +116,202 @@ def spread() -> tuple[float, float]:
     return min(shares), max(shares)
 
 
-def _covered() -> int:
-    """Return how many of the rows whose lengths are inferred lie in the printed range."""
-    low, high = rates.RANGE
-    return sum(low <= 1.0 / (1.0 + errors()[run.key]) <= high for run in RUNS if run.tokens is None)
+def _wrapped(text: str, first: str = "", rest: str = "") -> str:
+    """Return a paragraph in lines of the page's width."""
+    lines = textwrap.TextWrapper(120, initial_indent=first, subsequent_indent=rest)
+    lines.break_long_words = lines.break_on_hyphens = False
+    return lines.fill(" ".join(text.split()))
 
 
-def _calibrated() -> str:
-    """Return the errors of the calibration rows."""
-    found = [f"{errors()[run.key]:+.1%}" for run in RUNS if run.calibration]
-    return f"{', '.join(found[:-1])} and {found[-1]}"
+def _covered(runs: Iterable[Run], low: float, high: float) -> int:
+    """Return how many of these rows have published seconds in a range around their estimates."""
+    return sum(low <= 1.0 / (1.0 + errors()[run.key]) <= high for run in runs)
+
+
+def _calibration_range() -> tuple[float, float]:
+    """Return the least and the greatest share of an estimate that calibration rows have as published seconds."""
+    shares = [1.0 / (1.0 + errors()[run.key]) for run in RUNS if run.calibration]
+    return min(shares), max(shares)
+
+
+def _range() -> str:
+    """Return what the printed range is, and which rows lie in it and in that of calibration rows alone."""
+    low, high = spread()
+    narrow = _calibration_range()
+    known = [run for run in RUNS if run.tokens is not None]
+    held = [run for run in known if run.role == "prediction"]
+    others = [run for run in RUNS if run.tokens is None]
+    apart = [run for run in held if run not in KNOWN_H20]
+    ends = sorted(held, key=lambda run: errors()[run.key])
+    least, most = (1.0 / (1.0 + end(errors()[run.key] for run in apart)) for end in (max, min))
+    paragraphs = (
+        f"""The {len(known)} rows whose lengths are published, {len(known) - len(held)} calibration and {len(held)}
+        predictions, have published seconds between {low:.2f} and {high:.2f} times the estimate for their system. `plan`
+        prints that range with every estimate. So it covers all {len(held)} of these held-out rows because it is theirs:
+        its lower end is that of "{ends[-1].title}", its upper end that of "{ends[0].title}". The {len(others)} rows
+        whose lengths are inferred have no part in it; {_covered(others, *rates.RANGE)} of them lie in it.""",
+        f"""The calibration rows alone have a range of {narrow[0]:.2f} to {narrow[1]:.2f}. It covers
+        {_covered(held, *narrow)} of the {len(held)} held-out rows, and would promise too much. Without the rows of
+        Qwen3-4B-Base on H20, those that are held out lie between {least:.2f} and {most:.2f}.""",
+    )
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _first() -> str:
+    """Return what the estimates said of H20 before a figure of it was calibrated, in one sentence."""
+    (row,) = (run for run in KNOWN_H20 if run.calibration)
+    was, told = before()[row.key], row.phases
+    off = [before()[run.key].rollout / run.seconds - 1.0 for run in KNOWN_H20 if not run.calibration]
+    between = was.seconds["sync"] + was.seconds["other"]
+    rest = row.seconds - told["generation"] - told["update"]
+    return f"""Before, with the constants that this page had until then, the step of the calibration row was estimated
+    {was.rollout / row.seconds - 1:+.1%} off, by errors that cancelled (generation {was.seconds["generation"]:.0f} of
+    {told["generation"]:.0f} s, update {was.seconds["update"]:.0f} of {told["update"]:.0f} s, the rest {between:.0f} of
+    {rest:.0f} s), and the predictions were {_span(off)} off, {statistics.median(off):+.0%} in the middle."""
+
+
+def _worse() -> str:
+    """Return how many predictions of H20 are nearer than before, and which are farther."""
+    held = [run for run in KNOWN_H20 if not run.calibration]
+    was = {run.key: before()[run.key].rollout / run.seconds - 1.0 for run in held}
+    changes = {run.key: round(abs(errors()[run.key]), 3) - round(abs(was[run.key]), 3) for run in held}
+    nearer = sum(change < 0 for change in changes.values())
+    told = ", ".join(
+        f"{run.title.removeprefix('Qwen3-4B-Base, 16 H20, ')} ({was[run.key]:+.1%}, now {errors()[run.key]:+.1%})"
+        for run in held
+        if changes[run.key] > 0
+    )
+    return f"Of the {len(held)} predictions {nearer} are nearer than before. Farther are: {told}"
+
+
+def _generations() -> str:
+    """Return how far phases of held-out rows of H20 are off, by system."""
+    found = []
+    for system in ("verl", "UniRL"):
+        held = [run for run in KNOWN_H20 if not run.calibration and f", {system}, " in run.title]
+        for phase in ("update", "generation"):
+            off = [run.estimate().seconds[phase] / run.phases[phase] - 1.0 for run in held]
+            found.append(f"{system}'s {phase} {min(off):+.0%} to {max(off):+.0%}")
+    return ", ".join(found)
+
+
+def _h20() -> str:
+    """Return what the rows of H20 whose lengths are published are, and what the estimates say of them."""
+    held = [errors()[run.key] for run in KNOWN_H20 if not run.calibration]
+    near = sum(abs(error) <= 0.15 for error in held)
+    other = otherwise()
+    paragraphs = (
+        f"""A [benchmark of verl and UniRL]({KNOWN_H20[0].source}) publishes mean lengths and phases for Qwen3-4B-Base
+        on 16 H20: by bands of about a hundred steps, for short responses early in training ("short"), and for responses
+        of exactly 4,096 tokens ("all 4096"). Steps 101 to 200 of verl calibrate, all else is held out; both were
+        settled before an estimate of any of these rows was computed. Engines have two GPUs unless the name says
+        otherwise. Both systems leave the trainer on its GPUs while engines generate
+        (`memory.offload_trainer: false`).""",
+        _first(),
+        f"""Now {near} of the {len(held)} predictions are within 15 %, and all within {max(map(abs, held)):.0%}; the
+        error in the middle is {statistics.median(held):+.0%}. {_worse()}. The phases of predictions are off by:
+        {_generations()}. Updates are near everywhere. Generation by verl is near where many sequences are long, and too
+        slow where one long response is waited for among short ones. UniRL's engines, SGLang, generate faster than
+        estimated in every row. The bands from step 201 on of verl are much like the one that calibrates, and test
+        little; short and equal lengths test more, and so does another system.""",
+        f"""One published number, the seconds of generation, has to say what of an engine's step is slower on H20 than
+        estimated. Here it is reading memory, which is the card's and not the host's; that was chosen when the
+        estimates of all rows with the constants of before had been seen. So these predictions test the figure, and the
+        choice less strictly. Had all of generation been taken to be slower, they would be
+        {_span(list(other["generation"]))} off; had launches, {_span(list(other["launches"]))}.""",
+    )
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _misses() -> str:
+    """Return what is known of the misses on H20."""
+    items = (
+        f"""- **verl's own pages publish no response lengths.** For each of these rows we take the length with which our
+        estimate of the update is the published time, so only the rest of the step is compared. It differs by a factor
+        of {_lengths():.1f} between the rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of the
+        colocated rows takes longer than estimated. With H20's figures above, lengths of the dense model follow that are
+        longer, and errors changed so: {_inferred_before()}.""",
+        f"""- **A long tail of few sequences is estimated too slow on H20.** `reads` was determined where many sequences
+        are long. Where most are short and a few go on to the end, generation is estimated at {_tail():.1f} times what
+        is published.""",
+    )
+    return "\n".join(_wrapped(item, rest="  ") for item in items)
+
+
+def _inferred_before() -> str:
+    """Return what became of the rows of H20 whose lengths are inferred."""
+    found = []
+    for run in RUNS:
+        if run.tokens is None:
+            was = before()[run.key].rollout / run.seconds - 1.0
+            found.append(f"{run.title} {was:+.0%}, now {errors()[run.key]:+.0%}")
+    return "; ".join(found)
+
+
+def _determined() -> str:
+    """Return the table of constants that one published number each determines."""
+    found, share = determined(), cut_share(rates.SPREAD)
+    card, grace = devices.DEVICES[H20], devices.DEVICES[GB200]
+    (row,) = (run for run in KNOWN_H20 if run.calibration)
+    update, generation = row.phases["update"], row.phases["generation"]
+    lines = (
+        ("`SPREAD`", rates.SPREAD, f"{found.spread:.2f}", f"H20: {CUT_SHARE:.1%} of responses are cut ({share:.1%})"),
+        ("`products` of H20", card.products, f"{found.products:.2f}", f"H20: its update of {update} s"),
+        ("`reads` of H20", card.reads, f"{found.reads:.2f}", f"H20: its generation of {generation} s"),
+        ("`SWITCH_SECONDS`", rates.SWITCH_SECONDS, f"{found.switch:.1f}", "Llama-3.1-8B on 16 H100: its step"),
+        ("`launching` of GB200", grace.launching, f"{found.launching:.1f}", "Llama-3.1-8B on 8 GB200: its step"),
+        (
+            "`EXPERTS_EFFICIENCY`",
+            rates.EXPERTS_EFFICIENCY,
+            f"{found.experts_efficiency:.2f}",
+            "Qwen3-30B-A3B on 32 H100: its step, with `EXPERTS_SECONDS` as it is",
+        ),
+        (
+            "`EXPERTS_SECONDS`",
+            rates.EXPERTS_SECONDS,
+            f"{found.experts_seconds:.1e}",
+            "the same step, with `EXPERTS_EFFICIENCY` as it is",
+        ),
+    )
+    return "\n".join(f"| {name} | {value:g} | {exact} | {row} |" for name, value, exact, row in lines)
+
+
+def _constants() -> str:
+    """Return what the calibrated constants mean, and which of them the rows only bound."""
+    steps = [errors()[run.key] for run in RUNS if run.is_known_prediction]
+    own = rates.EFFICIENCY * devices.DEVICES[H20].products
+    paragraphs = (
+        f"""`products` is what passes of dense layers reach on a card over `EFFICIENCY`, `reads` what engines reach of
+        its memory's bandwidth over `BANDWIDTH` (gspo_hpc/planning/estimates/devices.py); both are 1 for all other
+        cards, because no row of one has phases. A data sheet has two rates, operations and bytes. The update depends on
+        the first, and generation on the second, so each phase determines one figure. `reads` makes up for whatever else
+        an engine's step takes that is not counted. The rest of the step, which these phases leave, tells what a switch
+        costs where the trainer stays on its GPUs: nothing. So `SWITCH_SECONDS` counts only where the trainer leaves
+        them (`memory.offload_trainer`). `SPREAD` was {FORMER_SPREAD:g}, with which {cut_share(FORMER_SPREAD):.1%} of
+        the responses of that row would be cut.""",
+        f"""Three constants are not determined, but bounded. Of the steps of H100 and GB200 only the sum is published:
+        for another value of one of these constants, the row of H20 and those three steps determine the constants above
+        anew, each exactly, and no row is left over. The table has the least and the greatest value with which all of
+        them are possible: no negative seconds, no share above 1, and a CPU of GB200 that launches no faster than
+        others. The values in use lie between; where, the rows do not say. In particular, the update of H20 shows that
+        passes reach {own:.2f} of what large products sustain on it, and on H100 `EFFICIENCY` may be anything between
+        its bounds: these rows do not show that the two cards differ. The last two columns have the errors of the
+        {len(steps)} predictions whose lengths are published, at both ends; with the values in use they are
+        {_span(steps)}.""",
+    )
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _bounds() -> str:
+    """Return the table of constants that the calibration rows only bound."""
+    found = []
+    for name in FREE:
+        ends = bounds(name)
+        off = " | ".join(_span(list(end.errors)) for end in ends)
+        switches = " to ".join(f"{end.found.switch:.0f}" for end in ends)
+        allowed = f"{ends[0].value:.2g} to {ends[1].value:.2g}"
+        found.append(f"| `{name}` | {getattr(rates, name):g} | {allowed} | {switches} | {off} |")
+    return "\n".join(found)
 
 
 def _rows(runs: Iterable[Run]) -> str:
@@ -186,6 +365,12 @@ def _changed() -> int:
     return sum(f"{run.printed:.1f}" != f"{run.estimate().rollout:.1f}" for run in RUNS)
 
 
+def _tail() -> float:
+    """Return the estimated over the published seconds of generation of verl's short responses on H20."""
+    (run,) = (one for one in KNOWN_H20 if one.title.endswith("verl, short"))
+    return run.estimate().seconds["generation"] / run.phases["generation"]
+
+
 def _lengths() -> float:
     """Return the longest over the shortest length of verl's dense rows."""
     found = [run.response_tokens for run in RUNS if run.key.startswith("verl_qwen2_5")]
@@ -212,9 +397,8 @@ def _published_more(*, mixtures: bool, fragmentation: float) -> list[float]:
 def page() -> str:
     """docs/estimates.md."""
     errors()  # first: lengths that follow from an update are those of the constants as they are
-    turns = [run for run in RUNS if run.kind == "in turns"]
+    turns = [run for run in RUNS if run.kind == "in turns" and run not in KNOWN_H20]
     beside = [run for run in RUNS if run.kind != "in turns"]
-    constants = "\n".join(f"| `{name}` | {getattr(rates, name):g} |" for name in CALIBRATED)
     network = "\n".join(
         f"| `{name}` | {getattr(rates, name):g} | {others} | {_span(moved(name, 0.5))} | {_span(moved(name, 1.5))} |"
         for name, others in MEASURED.items()
@@ -223,8 +407,6 @@ def page() -> str:
         f"| {model} | " + ", ".join(f"{gpus:,}: {cost:.1f}" for gpus, cost in growth(model, parallel, engine)) + " |"
         for model, parallel, engine in GROWTH
     )
-    low, high = spread()
-    known = sum(run.tokens is not None for run in RUNS)
     dense = statistics.median(_published_more(mixtures=False, fragmentation=0.0))
     off = _published_more(mixtures=True, fragmentation=FRAGMENTATION)
     return f"""# Estimates of time and memory, compared with published runs
@@ -248,11 +430,9 @@ before has ended; those of gspo_hpc wait for it.
 
 Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant
 of an estimate was chosen with one of them. Only the [range](#the-range) that `plan` prints around an estimate is that
-of all rows whose lengths are published, predictions among them. The row called former calibration was used, too, until
-its length was seen to be fitted to its own update: it tests nothing, and four constants are still those that it helped
-to determine (see Constants).
-Seconds are those of one step as these projects
-count steps: a rollout with all its updates.
+of all rows whose lengths are published, predictions among them. The row called former calibration had a part in earlier
+versions of this page, until its length was seen to be fitted to its own update: it tests nothing.
+Seconds are those of one step as these projects count steps: a rollout with all its updates.
 
 ## Generation and training in turns
 
@@ -267,6 +447,17 @@ would have nothing left that tests them.
 | run | published phases, s | estimated phases, s |
 |---|---|---|
 {_phases(turns)}
+
+## H20, with lengths published
+
+{_h20()}
+
+{HEADS}
+{_rows(KNOWN_H20)}
+
+| run | published phases, s | estimated phases, s |
+|---|---|---|
+{_phases(KNOWN_H20)}
 
 ## Generation and training side by side
 
@@ -285,33 +476,30 @@ prompt, and sequences go on while weights change. gspo_hpc waits for the end of 
 takes as long as the longer of generation and training, plus the weight sync and whatever else stops both.
 
 Sources: NeMo-RL [0.5]({NEMO.format("0.5.0")}) and [0.6]({NEMO.format("0.6.0")}), bf16, with the layouts, lengths and
-batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated. Not compared: NeMo-RL's runs in 8 bits,
-and verl's [one step off]({ONE_STEP}), whose lengths are not published either. Of runs that this version plans but does
-not run (engines over nodes; DeepSeek-V3), which determine nothing either, not even the range:
+batches given there; verl on H20, [fully asynchronous]({VERL}) and colocated, beside the benchmark above. Not compared:
+NeMo-RL's runs in 8 bits, and verl's [one step off]({ONE_STEP}), whose lengths are not published either. Of runs that
+this version plans but does not run (engines over nodes; DeepSeek-V3), which determine nothing either, not even the
+range:
 
 {planned_only()}
 
 ## The range
 
-The {known} rows whose lengths are published, calibration and predictions, have published seconds between {low:.2f} and
-{high:.2f} times the estimate for their system. `plan` prints that range with every estimate. The
-{len(RUNS) - known} rows whose lengths are inferred have no part in it; {_covered()} of them lie in it. Until now the
-range was that of the calibration rows, 0.98 to 1.42, and its upper end was that of the row whose length was fitted.
+{_range()}
 
 ## Constants
 
-| calibrated | value |
-|---|---|
-{constants}
+Each of these is determined by one published number of a calibration row, and rounded:
 
-The run of Qwen3-30B-A3B on 32 GPUs determines the efficiency of mixtures and the time that experts cost an engine. That
-of Llama-3.1-8B on 16 GPUs determines how long GPUs take to change between generation and training. That on 8 GB200
-shows that the CPU of GB200 launches kernels half as fast. The efficiency of dense layers, the seconds of an engine's
-step and layer, and how far lengths spread are those of an earlier version of this page, which determined them with that
-run of Qwen3-30B-A3B and with verl's colocated run of Qwen2.5-Math-7B on 32 H20. Without the latter, three calibration
-rows are left, all on H100 and GB200. They give only whole steps, which do not tell these four constants from each
-other, but agree with them: their errors are {_calibrated()}. So the four stay as they are, and **nothing on
-this page determines how fast H20 is**: estimates for it rest on its data sheet and on constants from other cards.
+| constant | value | before rounding | determined by |
+|---|---|---|---|
+{_determined()}
+
+{_constants()}
+
+| constant | value | rows allow | seconds of a switch | errors at the least | at the greatest |
+|---|---|---|---|---|---|
+{_bounds()}
 
 The constants below are not calibrated: they are round numbers near what others measured. The table shows how each of
 them affects the predictions: the least and the greatest error with half of its value, and with one and a half times
@@ -323,10 +511,7 @@ its value.
 
 ## Where it misses, and why
 
-- **verl publishes no response lengths.** For each of its rows we take the length with which our estimate of the update
-  is the published time, so only the rest of the step is compared. It differs by a factor of {_lengths():.1f} between
-  the rows of Qwen2.5-Math-7B: their updates cannot all be alike. Generation of its colocated rows takes longer than
-  estimated.
+{_misses()}
 - **verl's page has swapped two numbers.** It prints 269.80 s for the update of the colocated 32-GPU row, and 313.81 s
   for the asynchronous one of 16 + 16. The phases of every other row add up to its step within 4 to 14 s, and those of
   these two do so only with the numbers swapped back: 357 + 108 + 314 = 779 of 790 s, and 21 + 270 = 291 of 295 s.

@@ -42,6 +42,11 @@ class Run:
     former: bool = False  # whether constants were chosen with it once, so that it is no prediction
 
     @property
+    def is_known_prediction(self) -> bool:
+        """Whether its lengths are published and it is held out."""
+        return self.role == "prediction" and self.tokens is not None
+
+    @property
     def kind(self) -> str:
         """The order of generation and training: in turns, or side by side."""
         return "side by side" if self.config["rollout"].get("max_staleness") else "in turns"
@@ -90,7 +95,10 @@ class Run:
 
     def estimate_for(self, tokens: float) -> Times:
         """Return the same for responses of another length."""
-        config, found = _planned(self.key)
+        return self.estimate_of(*_planned(self.key), tokens)
+
+    def estimate_of(self, config: Config, found: Plan, tokens: float) -> Times:
+        """Return the same with another config, of which the plan is given."""
         device, model = devices.find(str(config.cluster.gpu), config.cluster.network_gb_per_s), time.sizes_of(config)
         given = time.work(config, int(found.quantities["generation_batch_size"]), tokens)
         assert found.memory is not None, (self.key, found.broken)
@@ -114,8 +122,12 @@ def _planned(key: str) -> tuple[Config, Plan]:
 
 @cache
 def _inferred(key: str) -> float:
-    """Return the length, to ten tokens, with which the update of a run takes what is published, by bisection."""
     (run,) = (one for one in RUNS if one.key == key)
+    return inferred(run)
+
+
+def inferred(run: Run) -> float:
+    """Return the length, to ten tokens, with which the update of a run takes what is published, by bisection."""
     low, high = 50.0, float(run.config["rollout"]["max_response_length"])
     while high - low > 1.0:
         middle = (low + high) / 2
@@ -252,7 +264,8 @@ def _known(
 ) -> Run:  # fmt: skip
     """Qwen3-4B-Base on 16 H20 by verl or UniRL: 64 prompts of 8 completions, updates of 16 prompts, lengths published.
 
-    Both shard everything over all ranks with FSDP, take the old log-probs from the engine, and have no reference.
+    Both shard everything over all ranks with FSDP, leave it on the GPUs while engines generate, take the old log-probs
+    from the engines, and have no reference.
     Prompts have about 155 tokens in the two steps of which verl's console is published.
     """
     config = _sections("H20", 2, 8, "Qwen3-4B-Base", (1, 1, 1, 1), engine, 0)
@@ -269,7 +282,7 @@ def _known(
         "engine": {"gpu_memory_utilization": 0.4 if system == "verl" else 0.3},
     }
     config["algorithm"] = {"correction": "bypass"}
-    config["memory"] = {"recompute_granularity": "full"}
+    config["memory"] = {"recompute_granularity": "full", "offload_trainer": False}
     names = ("generation", "update", "sync", "rewards")
     key = re.sub(r"[^a-z0-9]+", "_", f"{system} qwen3 4b 16 h20 {part}".lower())
     told = dict(zip(names, phases, strict=False))
@@ -291,6 +304,7 @@ def _known(
 # was settled before an estimate of any of them was computed.
 _BANDS, _SHORT, _FIXED = "natural_long_by_phase.csv", "natural_performance.csv", "performance.csv"
 _COMMITS = dict.fromkeys((_BANDS, _SHORT), "7c656350352385e2ebec613d521949ba8b3ff402")
+CUT_SHARE = 0.2192  # of the responses of the calibration row that were cut at 8,192 tokens
 _COMMITS[_FIXED] = "26c83341b8c5560f83d788d2e171afeefc60250b"
 KNOWN_H20 = (
     _known("verl", "steps 101-200", 153.3, 4529.6, (87.79, 62.11, 3.37), calibration=True),
@@ -314,6 +328,7 @@ KNOWN_H20 = (
 )  # fmt: skip
 
 RUNS = (
+    *KNOWN_H20,
     _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
     _nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
     _verl(32, 790, (357, 108, 314), former=True),

@@ -28,12 +28,14 @@ class Device:
     network_bytes_per_s: float  # to other nodes, one way: its share of the usual machine's adapters
     host_bytes_per_s: float  # to host memory, one way
     launching: float = 1.0  # seconds that its CPU takes to launch kernels, over those of usual machines
+    products: float = 1.0  # what passes of dense layers reach of sustained_flops, over rates.EFFICIENCY
+    reads: float = 1.0  # what engines reach of memory_bytes_per_s, over rates.BANDWIDTH
 
 
 # By names as people say them. Networks: HDR, 200 Gb/s a GPU, for A100; NDR, 400 Gb/s, for Hopper, B200 and GB200; XDR,
 # 800 Gb/s, for B300 and GB300. Sustained operations of GB200, B300 and GB300 have B200's share of the peak. That the
 # CPU of GH200, GB200 and GB300 launches kernels half as fast is calibrated on one of the runs of docs/estimates.md, on
-# GB200.
+# GB200. What H20 reaches is calibrated on another: no other card has a run there whose phases and lengths are known.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -43,7 +45,7 @@ DEVICES: dict[str, Device] = {
         Device("H100-PCIe", int(79.2 * GIB), 756e12, 430e12, 2.0e12, 300e9, 25e9, 50e9),
         Device("H100-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 450e9, 50e9, 50e9),
         Device("H800-80GB", int(79.2 * GIB), 989e12, 660e12, 3.35e12, 200e9, 50e9, 50e9),
-        Device("H20-96GB", int(95.1 * GIB), 148e12, 135e12, 4.0e12, 450e9, 50e9, 50e9),
+        Device("H20-96GB", int(95.1 * GIB), 148e12, 135e12, 4.0e12, 450e9, 50e9, 50e9, products=1.2, reads=0.57),
         Device("H200-141GB", int(139.8 * GIB), 989e12, 680e12, 4.8e12, 450e9, 50e9, 50e9),
         Device("GH200-96GB", int(94.5 * GIB), 989e12, 680e12, 4.0e12, 450e9, 25e9, 200e9, 2.0),
         Device("B200-180GB", int(178.3 * GIB), 2250e12, 1550e12, 7.7e12, 900e9, 50e9, 50e9),

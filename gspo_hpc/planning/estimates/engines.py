@@ -102,12 +102,12 @@ def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
     """Return the seconds in which engines read the prompts of a rollout, each once a group."""
     operations = given.completions / given.completions_per_prompt * given.prompt_tokens * model.token_flops
     gpus = count(config) * config.rollout.tensor_parallel_size
-    return operations / (gpus * device.sustained_flops * efficiency(model))
+    return operations / (gpus * device.sustained_flops * efficiency(model, device))
 
 
-def efficiency(model: Sizes) -> float:
+def efficiency(model: Sizes, device: Device) -> float:
     """Return the share of what large products sustain that passes over this model reach."""
-    return rates.EXPERTS_EFFICIENCY if model.layers_with_experts else rates.EFFICIENCY
+    return rates.EXPERTS_EFFICIENCY if model.layers_with_experts else rates.EFFICIENCY * device.products
 
 
 def step_seconds(model: Sizes, config: Config, device: Device, alive: float, generated: float, given: Work) -> float:
@@ -117,9 +117,9 @@ def step_seconds(model: Sizes, config: Config, device: Device, alive: float, gen
     used = 1.0 - (1.0 - model.top_k / model.experts) ** alive if model.experts else 0.0  # experts that have a token
     weights = 2.0 * (model.parameters - model.expert_parameters * (1.0 - used)) / tp
     kept = seen * model.cache_bytes / min(tp, model.cache_heads)
-    reading = (weights + kept) / (device.memory_bytes_per_s * rates.BANDWIDTH)
+    reading = (weights + kept) / (device.memory_bytes_per_s * rates.BANDWIDTH * device.reads)
     computing = alive * (model.token_flops + model.output_flops) + seen * model.score_flops
-    computing /= tp * device.sustained_flops * rates.EFFICIENCY
+    computing /= tp * device.sustained_flops * rates.EFFICIENCY * device.products
     launching = rates.STEP_SECONDS
     launching += model.layers * rates.LAYER_SECONDS + model.layers_with_experts * rates.EXPERTS_SECONDS
     if config.rollout.engine.get("enforce_eager") is True:

@@ -5,14 +5,17 @@ docs/estimates.md says which runs they were calibrated on, and holds them agains
 
 from __future__ import annotations
 
-# Calibrated on the runs that docs/estimates.md calls "calibration"; the other runs there are predictions.
+# Calibrated on the runs that docs/estimates.md calls "calibration"; the other runs there are predictions. What a card
+# reaches beside these is in devices.py.
+EXPERTS_EFFICIENCY = 0.25  # of what large products sustain that passes of mixtures reach, whose products have few rows
+EXPERTS_SECONDS = 100e-6  # of an engine's layer with experts, beside its other seconds: routing, sorting, grouping
+SPREAD = 0.9  # of response lengths: standard deviation of their logarithm, before they are cut
+SWITCH_SECONDS = 13.0  # of a rollout in which the trainer leaves GPUs for engines, and returns (memory.offload_trainer)
+
+# The same runs only bound these: docs/estimates.md has between what, and what other values would change.
 EFFICIENCY = 0.62  # of what large products sustain that passes of dense layers reach
-EXPERTS_EFFICIENCY = 0.25  # the same for mixtures, whose products have fewer rows
 STEP_SECONDS = 1.5e-3  # of one step of an engine, however little it computes: scheduling, sampling, detokenizing
 LAYER_SECONDS = 25e-6  # of one layer of it, in CUDA graphs
-EXPERTS_SECONDS = 100e-6  # of an engine's layer with experts, beside its other seconds: routing, sorting, grouping
-SPREAD = 0.8  # of response lengths: standard deviation of their logarithm, before they are cut
-SWITCH_SECONDS = 13.0  # of a rollout on GPUs that both share: engines sleep and wake, the trainer leaves and returns
 
 # Not calibrated: what such hardware and software is known to give.
 EAGER_SECONDS = 120e-6  # of one layer in eager mode, besides: about a dozen kernels, each launched by Python
@@ -28,4 +31,4 @@ RELOAD_SECONDS = 3e-3  # of a layer that an engine takes new weights into, besid
 
 # Between these shares of an estimate lie the published runs of docs/estimates.md whose lengths are published, too (a
 # test compares); docs/estimates.md counts how many of the others lie there.
-RANGE = (0.81, 1.15)
+RANGE = (0.78, 1.15)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.config.derived import passes_needed, teacher_config, updates_per_rollout
+from gspo_hpc.config.derived import offload_trainer, passes_needed, teacher_config, updates_per_rollout
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, engines, parameters, passes, rates
@@ -112,8 +112,8 @@ def estimate(
     update = passes.seconds(model, config, device, forward, trained, updates // rounds, factor + again)
     seconds["update"] = rounds * update + updates * passes.optimizer(model, config, device)
     seconds["save"] = updates / config.checkpoint.interval * passes.save(model, config, device)
-    shared = config.rollout.mode == "colocate" and config.cluster.platform == "cuda"
-    seconds["other"] = rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS * shared * device.launching
+    leaves = config.cluster.platform == "cuda" and offload_trainer(config)
+    seconds["other"] = rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS * leaves * device.launching
     return Times(
         seconds,
         updates,

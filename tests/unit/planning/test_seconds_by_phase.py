@@ -6,6 +6,7 @@ docs/estimates.md do not have.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,3 +157,35 @@ def test_sums_of_gradients_beside_the_backward_pass_take_a_part_of_their_time() 
     whole = 2.0 * 4.0 * sizes(one).parameters / (DEVICE.network_bytes_per_s * rates.LINK)  # fp32, there and back
     saved = passes.optimizer(sizes(one), one, DEVICE) - passes.optimizer(sizes(beside), beside, DEVICE)
     assert saved == pytest.approx(whole * 0.7)
+
+
+@pytest.mark.parametrize("model", ["Qwen2.5-7B", "Qwen3-30B-A3B"])
+def test_a_card_that_reaches_more_of_its_products_trains_dense_layers_faster(model: str) -> None:
+    config = made(model={"path": model}, memory={"recompute_granularity": "full"})
+    work = time.work(config, 2048, 2000.0)
+    forward = passes.forward_flops(sizes(config), config, work)
+    least, more = (
+        passes.seconds(sizes(config), config, replace(DEVICE, products=products), forward, 1e6, 1, 4.0)
+        for products in (1.0, 1.25)
+    )
+    assert more == pytest.approx(least / 1.25 if model == "Qwen2.5-7B" else least)
+
+
+def test_a_card_of_which_engines_reach_less_bandwidth_reads_longer() -> None:
+    """And adds nothing else to a step: one token of one sequence reads the weights and its part of the cache."""
+    config = made()
+    work = time.work(config, 2048, 2000.0)
+    usual, slow = (
+        engines.step_seconds(sizes(config), config, replace(DEVICE, reads=reads), 1.0, 500.0, work)
+        for reads in (1.0, 0.5)
+    )
+    size = 2.0 * sizes(config).parameters + (work.prompt_tokens + 500.0) * sizes(config).cache_bytes
+    assert slow - usual == pytest.approx(size / (DEVICE.memory_bytes_per_s * rates.BANDWIDTH))
+
+
+def test_a_switch_takes_time_where_the_trainer_leaves_its_gpus() -> None:
+    """A trainer that stays on them has none, nor one whose engines have others."""
+    leaves, stays = made(), made(memory={"offload_trainer": False})
+    apart = made(rollout={"mode": "server", "engines_per_node": 4})
+    found = [estimated(config).seconds["other"] for config in (leaves, stays, apart)]
+    assert found == [rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS, *[rates.OVERHEAD_SECONDS] * 2]

@@ -126,7 +126,7 @@ def test_the_page_is_what_the_estimates_say_now_and_predictions_are_within_the_a
     ]
     errors = {line.split("|")[1]: float(line.split("|")[6].strip().rstrip("%")) for line in rows}
     known = [errors[line.split("|")[1]] for line in rows if "| prediction |" in line]
-    assert len(known) == 9 and max(map(abs, known)) <= 30, rows
+    assert len(known) == 23 and max(map(abs, known)) <= 30, rows
     inferred = [errors[line.split("|")[1]] for line in rows if "| prediction, length from its update |" in line]
     assert len(inferred) == 7 and sum(abs(error) <= 30 for error in inferred) >= 6, rows
 
@@ -164,7 +164,7 @@ def test_the_range_is_the_spread_of_errors() -> None:
     shares = [float(row[3]) / float(row[5]) for row in rows if "length from its update" not in row[2]]
     fitted = [row[2].strip() for row in rows if "length from its update" in row[2]]
     assert fitted and not any(role.startswith("calibration") for role in fitted)
-    assert len(shares) == 12 and rates.RANGE == pytest.approx((min(shares), max(shares)), abs=0.005), shares
+    assert len(shares) == 27 and rates.RANGE == pytest.approx((min(shares), max(shares)), abs=0.005), shares
     times = estimated(made())
     assert times.range == (times.rollout * rates.RANGE[0], times.rollout * rates.RANGE[1])
     assert times.to_json()["seconds_per_rollout_range"] == list(times.range)

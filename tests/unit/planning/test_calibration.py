@@ -1,0 +1,57 @@
+"""Constants are what the calibration rows of docs/estimates.md determine, by the solver that prints them (5 s)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gspo_hpc.planning.estimates import devices, rates
+
+TOOLS = str(Path(__file__).parents[3] / "tools")
+
+
+@pytest.fixture
+def calibration(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(TOOLS)
+    yield __import__("calibration")
+    for name in ("calibration", "published_runs"):
+        sys.modules.pop(name, None)
+
+
+def test_constants_are_what_calibration_rows_determine_rounded(calibration: ModuleType) -> None:
+    found, h20 = calibration.determined(), devices.find("H20")
+    assert (h20.products, h20.reads) == (round(found.products, 2), round(found.reads, 2))
+    assert round(found.spread, 1) == rates.SPREAD
+    assert round(found.switch) == rates.SWITCH_SECONDS
+    assert round(found.launching) == devices.find("GB200").launching
+    assert 0.05 * round(found.experts_efficiency / 0.05) == pytest.approx(rates.EXPERTS_EFFICIENCY)
+    assert found.possible
+
+
+def test_no_held_out_row_has_a_part_in_a_constant(calibration: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the seconds and phases of every other row leave what is determined, and what is bounded, as it is."""
+    before, least = calibration.determined(), calibration.bounds("STEP_SECONDS")
+    calibration.bounds.cache_clear()
+    for run in calibration.RUNS:
+        if not run.calibration:
+            monkeypatch.setitem(run.__dict__, "seconds", 2 * run.seconds)
+            monkeypatch.setitem(run.__dict__, "phases", {name: 2 * value for name, value in run.phases.items()})
+    assert calibration.determined() == before
+    assert [end.value for end in calibration.bounds("STEP_SECONDS")] == [end.value for end in least]
+
+
+def test_other_constants_and_cards_are_put_back(calibration: ModuleType) -> None:
+    h20, kept = devices.find("H20"), rates.SPREAD
+    calibration.before()
+    calibration.otherwise()
+    assert devices.find("H20") == h20 and rates.SPREAD == kept
+
+
+def test_one_row_of_the_benchmark_calibrates(calibration: ModuleType) -> None:
+    runs = calibration.KNOWN_H20
+    assert [run.key for run in runs if run.calibration] == ["verl_qwen3_4b_16_h20_steps_101_200"]
+    assert sum(run.is_known_prediction for run in runs) == len(runs) - 1 == 14
