@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.versions import swift
 from gspo_hpc.models.adapter_table import ALL, TARGETS
 
 # Layers by Megatron's names -> those that they are made of. One with several has one first matrix for all of them.
@@ -197,3 +200,152 @@ def sampled(draft: Draft, always: bool) -> None:
         "adapters are added to the base weights there for every rollout and taken out again, rounded to their type, so "
         "that base and reference drift a little; here the base is never written"
     )
+
+
+# Of ms-swift.
+_TUNER = Lora(
+    "lora_rank",
+    "lora_alpha",
+    "target_modules",
+    "lora_dropout",
+    "use_rslora",
+    dropout_default=0.05,
+    others=(
+        "target_regex",
+        "target_parameters",
+        "modules_to_save",
+        "use_dora",
+        "lora_bias",
+        "lorap_lr_ratio",
+    ),
+)
+# Arguments that name weights in Megatron's own format, which nothing reads here.
+_MEGATRONS = ("mcore_adapter", "adapter_load")
+# Arguments of reference models -> those of what the run begins with; first of adapters, then of whole models.
+_REFERENCES = {"ref_adapters": "adapters", "mcore_ref_adapter": "mcore_adapter", "ref_adapter_load": "adapter_load"}
+_WHOLE = {"ref_model": "model", "mcore_ref_model": "mcore_model", "ref_load": "load"}
+_RESUMES, _WEIGHTS_ALONE = "resume_from_checkpoint", "resume_only_model"
+
+
+def kind_of_tuner(draft: Draft, default: str) -> str:
+    """Return the tuner of ms-swift; with adapters to begin with, Megatron-SWIFT makes LoRA of full."""
+    kind = draft.sure("tuner_type", default)
+    if kind != "full" or draft.source.project == "ms-swift":
+        return kind
+    names = [name for name in ("adapters", *_MEGATRONS, *_REFERENCES) if draft.values.get(name)]
+    named = next((name for name in names if is_unset(draft.values[name]) or draft.given(name)), None)
+    if named is None:
+        return kind
+    told = "tuner_type full is" if draft.given("tuner_type") else "tuner_type is not given:"
+    draft.assumed.append(
+        f"{told} lora, since {draft.label(named)} names adapters: so it is in Megatron-SWIFT since 3.12"
+    )
+    return "lora"
+
+
+def of_swift(draft: Draft, kind: str, rate: str, default: float) -> None:
+    """Put the adapters of ms-swift's tuner `kind`, of which LoRA alone has a counterpart, or tell that there are none.
+
+    `rate`: the argument of the learning rate, with its default.
+    """
+    begins = _resumed(draft, kind)
+    for name in _MEGATRONS:
+        if name in draft.source.table.known and draft.values.get(name) and not is_null(draft.values[name]):
+            text = "adapters in Megatron's format are not read here: write them as a folder of peft (adapter.path)"
+            draft.drop(name, text)
+            draft.assumed.append(f"{draft.label(name)}: {text}")
+    if kind == "full":
+        _without(draft)
+    elif kind != "lora":
+        parts.adapters(draft, "tuner_type", rate, default)
+    else:
+        put(draft, "tuner_type", _TUNER)
+        if draft.source.project != "ms-swift":  # Megatron-SWIFT
+            if draft.text("tuner_type") != "lora":
+                draft.put("adapter.type", "lora", comment="since adapters are named", of=("tuner_type",))
+            draft.differs.append(f"adapters of Megatron's linear_qkv and linear_fc1 have {ONE_FIRST}")
+        if begins:
+            draft.keep("adapter.path", _RESUMES, begins)
+            draft.credit("adapter.path", _WEIGHTS_ALONE)
+            draft.drop("adapters", f"{_RESUMES} with {_WEIGHTS_ALONE} takes precedence over it")
+        elif is_unset(draft.values.get("adapters")):
+            draft.sure("adapters", "")  # reports it
+        elif draft.given("adapters") and len(found := draft.texts("adapters")) == 1:
+            draft.keep("adapter.path", "adapters", found[0])
+        elif draft.given("adapters"):
+            draft.drop("adapters", "adapter.path is one folder")
+        if "adapter.path" in draft.settings:
+            draft.assumed.append(
+                f"adapters of a folder: {draft.source.project} takes their rank, scale and layers from its "
+                "adapter_config.json, whatever the arguments say; adapter.rank, alpha and targets have to be the same"
+            )
+    draft.credit("optimizer.lr", "tuner_type")
+
+
+def _without(draft: Draft) -> None:
+    """Tell of adapters to begin with where all weights are trained: the policy there does not have them either."""
+    if is_unset(draft.values.get("adapters")):
+        draft.sure("adapters", "")  # reports it
+    elif draft.given("adapters"):
+        text = "with tuner_type full the policy does not begin with them: merge them into the model if it is to"
+        draft.drop("adapters", text)
+        draft.assumed.append(f"{draft.label('adapters')}: {text}")
+
+
+def _resumed(draft: Draft, kind: str) -> str:
+    """Return the checkpoint whose weights a run begins with, empty if it names none; of all weights, put it."""
+    folder = draft.text(_RESUMES) if _RESUMES in draft.source.table.known else None
+    if folder is None or folder.lower() == "false":
+        if draft.given(_WEIGHTS_ALONE):
+            draft.drop(_WEIGHTS_ALONE, f"it is read with {_RESUMES} only")
+        return ""
+    if not draft.switch(_WEIGHTS_ALONE):
+        text = (
+            "its weights, optimizer and step are not read: the run begins anew here; gspo-hpc resumes runs of its own, "
+            "from their run directories"
+        )
+        draft.drop(_RESUMES, text)
+        draft.assumed.append(f"{draft.label(_RESUMES)}: {text}")
+        return ""
+    if swift.third(draft) in swift.EARLY:
+        draft.drop("ignore_data_skip", "up to 3.6 the run begins at step 0 in any case, as here")
+    elif not draft.switch("ignore_data_skip"):
+        draft.differs.append(
+            f"{draft.label(_RESUMES)}: since 3.7 ms-swift goes on at the step of that checkpoint and skips the data "
+            "before it, unless ignore_data_skip is true; here the run begins at step 0"
+        )
+    elif draft.given("ignore_data_skip"):
+        draft.drop("ignore_data_skip", "the run begins at step 0 here in any case")
+    if kind != "full":
+        return folder
+    draft.keep("model.path", _RESUMES, folder, f"with {_WEIGHTS_ALONE}")
+    draft.credit("model.path", _WEIGHTS_ALONE)
+    draft.drop("model", f"{_RESUMES} with {_WEIGHTS_ALONE} takes precedence over it")
+    return ""
+
+
+def reference(draft: Draft) -> None:
+    """Tell which model a divergence of ms-swift is against; here it is the one that the run begins with."""
+    beta = draft.settings.get("algorithm.kl_beta", (0.0,))[0]
+    named = [name for name in (*_REFERENCES, *_WHOLE) if not is_null(draft.values.get(name))]
+    named = [name for name in named if draft.values[name]]
+    for name in named:
+        whole = name in _WHOLE
+        ours = draft.values.get((_WHOLE if whole else _REFERENCES)[name])
+        begins = str(draft.settings.get("model.path" if whole else "adapter.path", ("",))[0])
+        theirs = [text.rstrip("/") for text in draft.texts(name)]
+        if not beta:
+            draft.drop(name, "with a beta of 0 there is no reference model")
+        elif theirs == [begins.rstrip("/")] or draft.values[name] == ours:
+            draft.drop(name, "it is what the run begins with, and so is the reference model here")
+        elif not whole and "adapter.type" not in draft.settings:
+            draft.drop(name, "it is read with adapters only")
+        else:
+            text = "the reference model is the one that the run begins with here"
+            draft.drop(name, text)
+            draft.assumed.append(f"{draft.label(name)}: {text}, and that one there")
+    if beta and "adapter.path" in draft.settings and not {*named} & {*_REFERENCES}:
+        draft.differs.append(
+            f"the reference of the divergence is the model without adapters in {draft.source.project}, where "
+            "ref_adapters does not name them, and here the model with those of adapter.path"
+        )

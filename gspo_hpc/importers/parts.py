@@ -13,16 +13,17 @@ from pathlib import PurePath
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_data_file, options
+from gspo_hpc.importers.inputs import is_data_file
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
 _ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe|3-30b|3-235b)|mixtral|gpt-oss")
 # Names of models that read images.
-_SEES = re.compile(r"(?i)(?:^|[-_/.\d])(?:vl|vlm|vision|llava|internvl|pixtral|omni|smolvlm|qwen3\.[56])(?=[-_./\d]|$)")
-SERVED = 0.9  # the share of a GPU's memory that trl vllm-serve and swift rollout take unless they are told
+SEES = re.compile(
+    r"(?i)(?:^|[-_/.\d])(?:vl|vlm|vision|llava|internvl|pixtral|omni|smolvlm|qwen3[._][56])(?=[-_./\d]|$)"
+)
+SEEN = "rows are text alone here, so what comes with images is not trained"
 
 
 def split_nodes(gpus: int) -> tuple[int, int]:
@@ -51,12 +52,13 @@ def visible(draft: Draft, variables: Mapping[str, str]) -> int | None:
     """Return how many devices CUDA_VISIBLE_DEVICES names, None if it is not set or not known."""
     value = variables.get("CUDA_VISIBLE_DEVICES", "")
     if is_unset(value):
-        _unknown(draft, "CUDA_VISIBLE_DEVICES", value)
+        unknown(draft, "CUDA_VISIBLE_DEVICES", value)
         return None
     return len([item for item in value.split(",") if item.strip()]) or None
 
 
-def _unknown(draft: Draft, name: str, value: str) -> None:
+def unknown(draft: Draft, name: str, value: str) -> None:
+    """Tell that a variable or an option of a launcher has a value that is not known."""
     draft.assumed.append(f"{name}={value}: {draft.why_unset(value)}; its default is used instead")
     draft.around.append(f"{name}={value}")
 
@@ -66,66 +68,12 @@ def positive(draft: Draft, name: str, value: str | None) -> int | None:
     if value is None or value is True:
         return None
     if is_unset(value):
-        _unknown(draft, name, value)
+        unknown(draft, name, value)
         return None
     if not value.strip().isdecimal() or int(value) < 1:
         draft.refuse(f"{name}={value}: must be a whole number, 1 or more")
         return None
     return int(value)
-
-
-def server(draft: Draft, nodes: int, each: int, command: Command | None, name: str) -> None:
-    """Put engines on GPUs of their own, beside the training ones.
-
-    `command` starts the server, if the script has it, and `name` is what it is called.
-    """
-    tp = engines = 1
-    share: str | None = None
-    if command is None:
-        draft.assumed.append(
-            f"{name} is not in the script: one engine of 1 GPU a node is assumed, beside those that train"
-        )
-    else:
-        given, _ = options(command.words)
-        sizes = {key.removeprefix("vllm_"): value for key, value in given.items()}
-        tp = positive(draft, "tensor_parallel_size", sizes.get("tensor_parallel_size")) or 1
-        count = positive(draft, "data_parallel_size", sizes.get("data_parallel_size"))
-        engines = count or max(1, (visible(draft, command.variables) or tp) // tp)
-        share = sizes.get("gpu_memory_utilization")
-    _memory(draft, share, name)
-    beside(draft, nodes, each, nodes if command is None else engines, tp, name)
-
-
-def _memory(draft: Draft, share: str | None, name: str) -> None:
-    """Put the share of a GPU's memory that the server `name` takes."""
-    option = "gpu_memory_utilization"
-    if share is not None and is_unset(share):
-        _unknown(draft, option, share)
-        share = None
-    try:
-        value = SERVED if share is None else float(share)
-    except (ValueError, TypeError):
-        value = 0.0
-    if not 0 < value <= 1:
-        draft.refuse(f"{option}={share}: must be above 0 and at most 1")
-    draft.put("rollout.engine", {option: value}, comment=f"{'default ' if share is None else ''}of {name}")
-
-
-def beside(draft: Draft, nodes: int, each: int, total: int, tp: int, name: str) -> None:
-    """Put `total` engines on GPUs of their own, equally many on each node, beside `each` training ones."""
-    engines = max(1, total // nodes)
-    if engines * nodes != total:
-        text = f"engines of {name}, each of {tp} GPUs: {total} in the original, and {engines * nodes} here"
-        draft.differs.append(f"{text}, {engines} on each of {nodes} nodes")
-    draft.put("rollout.mode", "server", of=("vllm_mode",))
-    draft.put("rollout.tensor_parallel_size", tp)
-    draft.put("rollout.engines_per_node", engines)
-    text = f"{each} GPUs train and {engines * tp} generate, in one job"
-    draft.put("cluster.gpus_per_node", each + engines * tp, comment=text)
-    draft.differs.append(
-        f"gpus_per_node {each + engines * tp}: {name} runs beside the trainer in the original; here the engines "
-        "are part of the job, and gpus_per_node counts their GPUs too"
-    )
 
 
 def router(draft: Draft, name: str, bridged: bool = False) -> None:
@@ -226,10 +174,19 @@ def model(draft: Draft, name: str) -> None:
     """Put the model's folder, or its name on the hub."""
     if path := draft.text(name):
         draft.keep("model.path", name, path)
-        if _SEES.search(path):
-            draft.assumed.append(
-                f"{path} reads images: rows are text alone here, so what comes with images is not trained"
-            )
+        if SEES.search(path):
+            draft.assumed.append(f"{path} reads images: {SEEN}")
+
+
+def revision(draft: Draft, of: str) -> None:
+    """Put the commit or branch of the model `of` on the hub beside its name."""
+    name, path = "model_revision", str(draft.settings.get("model.path", ("",))[0])
+    if (given := draft.text(name)) is None:
+        return
+    if given not in ("main", "master") and re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) and not is_unset(given):
+        draft.put("model.path", f"{path}@{given}", comment=f"with {name}", of=(of, name))
+    else:
+        draft.drop(name, "it is the default" if given in ("main", "master") else "it is that of a model on the hub")
 
 
 def data(draft: Draft, name: str, key: str) -> None:

@@ -6,10 +6,36 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null, options, yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
+
+# Model types of ms-swift that read images, beside those whose names say so as models' names do.
+_SEEING_TYPES = re.compile(
+    r"(?i)^(chat)?glm\d*(_\d)?v|^minicpm[vo]|^ovis|^paligemma|^molmo|^idefics|^deepseek_janus|_ocr"
+)
+_OF_IMAGES = tuple(
+    "max_pixels freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing vit_attn_impl "
+    "vllm_limit_mm_per_prompt vllm_mm_processor_cache_gb".split()
+)
+_BOUNDS_OF_IMAGES = tuple(
+    "MAX_PIXELS MIN_PIXELS IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM ROOT_IMAGE_DIR VIDEO_MAX_PIXELS VIDEO_MIN_PIXELS "
+    "VIDEO_MAX_TOKEN_NUM FPS_MAX_FRAMES".split()
+)
+# What ms-swift takes for the prompt of a row, the chat messages before a plain text.
+_PROMPTS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "query",
+    "prompt",
+    "input",
+    "instruction",
+    "question",
+    "problem",
+)
 
 _KEY = "data.chat_template_kwargs"
 # Models that think or not, as their chat template is told. Since 4.4 ms-swift does not let them, unless it is told to.
@@ -114,6 +140,42 @@ def turns_of(draft: Draft, server: Command | None) -> None:
                 f"--{name} {given[name]} of the server: the original goes on for several turns, and here a rollout is "
                 "one completion"
             )
+
+
+def images(draft: Draft) -> None:
+    """Tell that a model reads images where arguments or variables of ms-swift show it, and not its name."""
+    if any(line.endswith(parts.SEEN) for line in draft.assumed):
+        return
+    for name in ("model_type", "template"):
+        if (kind := draft.text(name)) and (parts.SEES.search(kind) or _SEEING_TYPES.search(kind)):
+            draft.assumed.append(f"{draft.label(name)} reads images: {parts.SEEN}")
+            return
+    arguments = [draft.label(name) for name in _OF_IMAGES if draft.given(name)]
+    variables = [f"{name}={draft.variables[name]}" for name in _BOUNDS_OF_IMAGES if draft.variables.get(name)]
+    if signs := [*arguments, *variables]:
+        draft.assumed.append(f"{signs[0]} is for a model that reads images: {parts.SEEN}")
+
+
+def columns(draft: Draft) -> None:
+    """Put which field of a row holds the prompt, where ms-swift is told to rename it; other fields keep their names."""
+    name = "columns"
+    if name not in draft.values or is_null(given := draft.values[name]):
+        return
+    if is_unset(given):
+        draft.sure(name, "")  # reports it
+        return
+    renamed = yaml_value(given) if isinstance(given, str) else given
+    if not isinstance(renamed, Mapping):
+        draft.wrong(name, "must be a mapping of names to names, or its JSON")
+        return
+    held = [str(old) for kind in _PROMPTS for old, new in renamed.items() if new == kind]
+    others = ", ".join(f"{old} to {new}" for old, new in renamed.items() if str(old) not in held[:1] and old != new)
+    if held:
+        draft.put("data.prompt_key", held[0], name, f"{name} makes it {renamed[held[0]]}")
+    if others:
+        text = f"fields keep their names here, as reward functions get them; there {others}"
+        draft.drop(name, text)
+        draft.assumed.append(f"{name}: {text}")
 
 
 def thinking(draft: Draft) -> None:

@@ -13,10 +13,9 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation
-from gspo_hpc.importers.objective import corrections, groups, loss_types
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.objective import corrections, groups, loss_types, rollouts
+from gspo_hpc.importers.placement import swift as placement
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import swift as versions
 
 _ENGINE = {
@@ -27,45 +26,33 @@ _ENGINE = {
     "vllm_disable_cascade_attn": ("disable_cascade_attn", bool),
 }
 
-_LORA = adapters.Lora(
-    "lora_rank",
-    "lora_alpha",
-    "target_modules",
-    "lora_dropout",
-    "use_rslora",
-    dropout_default=0.05,
-    others=(
-        "target_regex",
-        "target_parameters",
-        "modules_to_save",
-        "use_dora",
-        "lora_bias",
-        "lorap_lr_ratio",
-    ),
-)
-
 
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a Megatron-SWIFT run amounts to."""
     check(draft)
-    nodes, each = machines(draft, gpus)
-    hosting(draft, nodes, each, commands)
+    nodes, each = placement.machines(draft, gpus)
+    placement.hosting(draft, nodes, each, commands)
     _layout(draft)
     update = _batch(draft)
     parts.model(draft, "model")
-    if (kind := draft.text("tuner_type") or "full") != "full":
-        tuner(draft, kind, "lr", 1e-4)
-    else:
-        without_tuner(draft)
-    draft.credit("optimizer.lr", "tuner_type")
+    parts.revision(draft, "model")
+    for name in ("mcore_model", "load"):
+        if draft.given("model") and draft.given(name):
+            draft.assumed.append(
+                f"{draft.label(name)}: weights are read from there in the original, and from model.path here"
+            )
+    prompt_texts.images(draft)
+    kind = adapters.kind_of_tuner(draft, "full")
+    adapters.of_swift(draft, kind, "lr", 1e-4)
     generation(draft)
     objective(draft)
-    _length(draft, update, nodes * each, rows)
+    rollouts.scaled(draft, draft.whole("micro_batch_size", 1) or 1, _ranks(draft, nodes * each))
+    _length(draft, update, nodes * each, rows, kind)
     _saving(draft)
-    if not held_out(draft):
+    if held_out(draft):
+        _evaluation(draft)
+    else:
         evaluation.never(draft)
-    elif draft.given("eval_steps"):
-        draft.put("eval.interval", draft.whole("eval_steps"), "eval_steps")
 
 
 def check(draft: Draft) -> None:
@@ -84,64 +71,6 @@ def check(draft: Draft) -> None:
         draft.refuse(f"{draft.label('sdar_loss_coef')}: the loss has a term of distillation then")
     if draft.whole("teacher.gpus", 0, least=0):
         draft.refuse(f"{draft.label('teacher.gpus')}: settings of a teacher are not carried over")
-
-
-def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Put the cluster; return (nodes, training GPUs of each). `placed`: the same, as Ray places the ranks."""
-    env = draft.variables
-    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
-    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
-    if (trains := draft.whole("train.gpus")) is not None:  # of a YAML for Ray: all of its nodes together
-        if nodes is None:
-            nodes, each = parts.split_nodes(trains)
-            if nodes > 1 and gpus is None:
-                draft.assumed.append(f"{draft.label('train.gpus')}: taken for {nodes} nodes of {each}")
-        elif trains % nodes:
-            draft.wrong("train.gpus", f"must be divisible by the number of nodes ({nodes})")
-        else:
-            each = trains // nodes
-    nodes, each = placed or (nodes, each)
-    if gpus is not None:
-        draft.drop("train.gpus", "--gpus takes precedence over it")
-        draft.drop("nnodes", "--gpus takes precedence over it")
-    draft.credit("cluster.nodes", "nnodes", "train.gpus")
-    draft.credit("cluster.gpus_per_node", "train.gpus")
-    each = each or versions.processes(draft, env)
-    return parts.machines(draft, nodes, each, gpus, "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set")
-
-
-def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> None:
-    """Put where the engines run: with the trainer, or on GPUs of their own."""
-    tp = draft.whole("vllm_tensor_parallel_size", 1) or 1
-    apart = draft.whole("rollout.gpus")
-    groups = draft.values.get("colocate_groups")
-    together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
-    draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
-    draft.credit("rollout.max_staleness", "async_generate")
-    if apart is not None and not together:
-        draft.credit("rollout.engines_per_node", "rollout.gpus")
-        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
-        if apart % tp:
-            draft.wrong("rollout.gpus", f"must be divisible by vllm_tensor_parallel_size ({tp})")
-        parts.beside(draft, nodes, each, max(1, apart // tp), tp, "the group rollout")
-    elif versions.mode(draft) == "server":
-        for verb in ("rollout", "deploy"):  # the latter up to 3.3
-            if hosted := server(commands, "swift", verb, rf"swift[./]cli[./]{verb}"):
-                break
-        parts.server(draft, nodes, each, hosted, f"swift {verb if hosted else 'rollout'}")
-        prompt_texts.turns_of(draft, hosted)
-        if draft.switch("async_generate"):
-            draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
-    elif count := versions.engines_apart(draft, each):
-        draft.credit("rollout.engines_per_node", "num_infer_workers")
-        parts.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")
-    else:
-        draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
-        if tp > 1 and not together:
-            draft.differs.append(
-                "engines of several GPUs have the same seeds in every rollout there, whatever --seed is; here seeds "
-                "follow run.seed and the rollout"
-            )
 
 
 def objective(draft: Draft) -> None:
@@ -168,6 +97,7 @@ def objective(draft: Draft) -> None:
     draft.credit("algorithm.kl_beta", "kl_in_reward")
     groups.of_swift(draft)
     loss_types.kept_out(draft)
+    adapters.reference(draft)
 
 
 def _layout(draft: Draft) -> None:
@@ -288,37 +218,10 @@ def _batch(draft: Draft) -> int:
     return update
 
 
-def without_tuner(draft: Draft) -> None:
-    """Tell of adapters to begin with where all weights are trained: the policy there does not have them either."""
-    if is_unset(draft.values.get("adapters")):
-        draft.sure("adapters", "")  # reports it
-    elif draft.given("adapters"):
-        text = "with tuner_type full the policy does not begin with them: merge them into the model if it is to"
-        draft.drop("adapters", text)
-        draft.assumed.append(f"{draft.label('adapters')}: {text}")
-
-
-def tuner(draft: Draft, kind: str, rate: str, default: float) -> None:
-    """Put the adapters of a tuner; only LoRA's have a counterpart. `rate`: of learning, with its default."""
-    if kind == "lora":
-        adapters.put(draft, "tuner_type", _LORA)
-        if draft.source.project != "ms-swift":  # Megatron-SWIFT
-            draft.differs.append(f"adapters of Megatron's linear_qkv and linear_fc1 have {adapters.ONE_FIRST}")
-        if is_unset(draft.values.get("adapters")):
-            draft.sure("adapters", "")  # reports it
-        elif draft.given("adapters") and len(found := draft.texts("adapters")) == 1:
-            draft.keep("adapter.path", "adapters", found[0])
-        elif draft.given("adapters"):
-            draft.drop("adapters", "adapter.path is one folder")
-    else:
-        parts.adapters(draft, "tuner_type", rate, default)
-
-
 def generation(draft: Draft) -> None:
     """Put how completions are sampled, and the data."""
-    response = draft.whole("max_completion_length", 512) or 512
+    response = versions.response(draft)
     versions.prompts(draft, response)
-    draft.put("rollout.max_response_length", response, "max_completion_length")
     versions.sampling(draft)
     if draft.texts("multi_turn_scheduler"):
         parts.turns(draft, "multi_turn_scheduler")
@@ -328,6 +231,7 @@ def generation(draft: Draft) -> None:
     parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
     versions.registered(draft)
+    prompt_texts.columns(draft)
     if system := draft.text("system"):
         if system.endswith((".txt", ".md")):
             draft.drop("system", "it names a file: write its text to data.system_prompt")
@@ -353,14 +257,19 @@ def _sleep(draft: Draft) -> None:
         draft.drop("sleep_level", "engines always sleep here while the trainer works, at level 1 or 2")
 
 
-def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
-    """Put the length of the run, and the schedule that follows from it."""
+def _ranks(draft: Draft, world: int) -> int:
+    """Return how many of `world` GPUs have different completions."""
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    return max(1, world // math.prod(int(draft.settings.get(f"parallel.{name}", (1,))[0]) for name in sizes))
+
+
+def _length(draft: Draft, update: int, world: int, rows: int | None, kind: str) -> None:
+    """Put the length of the run, and the schedule that follows from it; `kind`: of the tuner."""
     steps, epochs, name = draft.whole("train_iters"), draft.number("num_train_epochs"), draft.name("num_train_epochs")
     rows, basis = training_rows(draft, rows)
     if epochs and rows:
         at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
-        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        ranks = max(1, world // math.prod(at.get(name, 1) for name in sizes))
+        ranks = _ranks(draft, world)
         whole = rows // (at.get("micro_batch_size", 1) * ranks) * at.get("micro_batch_size", 1) * ranks
         steps = int(whole * at.get("num_generations", 8) * epochs // update)
         before = ", before train_iters" if draft.given("train_iters") else ""
@@ -375,14 +284,16 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         draft.put("run.max_steps", steps, "train_iters")
     else:
         parts.steps_unknown(draft, "neither train_iters nor num_train_epochs")
-    adapters = draft.text("tuner_type") not in (None, "full")
-    draft.put("optimizer.lr", draft.number("lr", 1e-4 if adapters else 1e-5), "lr")
+    draft.put("optimizer.lr", draft.number("lr", 1e-5 if kind == "full" else 1e-4), "lr")
     style = draft.sure("lr_decay_style", "cosine")
     if style in ("constant", "linear", "cosine"):
         draft.put("optimizer.lr_decay_style", style, "lr_decay_style")
     else:
         draft.drop("lr_decay_style", "only constant, linear and cosine exist here; constant is set")
-    parts.warmup(draft, draft.number("lr_warmup_fraction"), "lr_warmup_fraction", steps)
+    if (warm := draft.number("lr_warmup_fraction")) is not None:
+        draft.drop("lr_warmup_iters", "lr_warmup_fraction takes precedence over it")
+        draft.settings.pop("optimizer.lr_warmup_steps", None)
+    parts.warmup(draft, warm, "lr_warmup_fraction", steps)
     draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
     if (kind := draft.sure("optimizer", "adam")) != "adam":
         draft.refuse(f"--optimizer {kind}: there is only adam here")
@@ -390,8 +301,39 @@ def _length(draft: Draft, update: int, world: int, rows: int | None) -> None:
         draft.drop("optimizer", "it is Adam here in any case")
 
 
+def _evaluation(draft: Draft) -> None:
+    """Put when Megatron-SWIFT evaluates: at every eval_steps, as often as it saves by default, and at the end."""
+    if draft.given("eval_iters") and draft.whole("eval_iters", -1, least=-1) == 0:
+        for key in ("eval.before", "eval.after"):
+            draft.put(key, False, comment="eval_iters is 0", of=("eval_iters",))
+        draft.drop("eval_steps", "with eval_iters 0 nothing is evaluated")
+        return
+    every = draft.whole("eval_steps", None, least=0)
+    if every is None and "eval_steps" not in draft.values:
+        if draft.text("save_strategy") == "epoch":
+            draft.assumed.append("it is evaluated once in an epoch there; set eval.interval: optimizer steps")
+        else:
+            draft.put("eval.interval", draft.whole("save_steps", 500), comment="as often as save_steps")
+    elif every == 0:
+        draft.drop("eval_steps", "it is evaluated at the end alone then, as here without eval.interval")
+    elif every is not None:
+        draft.put("eval.interval", every, "eval_steps")
+    draft.put("eval.before", False, comment="evaluated there only at its own steps, and at the last")
+    draft.put("eval.after", True)
+    draft.differs.append(
+        "evaluations sample as training does there; here they are greedy, unless eval.samples is above 1"
+    )
+
+
 def _saving(draft: Draft) -> None:
+    if draft.choice("save_strategy", ("steps", "epoch"), "steps") == "epoch":
+        text = "save_strategy epoch saves once in an epoch there; set checkpoint.interval: optimizer steps"
+        draft.settings.pop("checkpoint.interval", None)
+        for name in ("save_steps", "save_strategy"):
+            draft.drop(name, text)
+        draft.assumed.append(text)
+    draft.credit("checkpoint.interval", "save_strategy")
     parts.kept(draft, "save_total_limit", saved=True)
-    parts.run_name(draft, ("wandb_exp_name", "output_dir"))
+    parts.run_name(draft, ("wandb_exp_name", "swanlab_exp_name", "output_dir"))
     parts.output(draft, "output_dir")
     parts.trackers(draft, "report_to", ("tensorboard",))

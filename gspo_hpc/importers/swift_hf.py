@@ -7,10 +7,12 @@ of ms-swift 4.
 
 from __future__ import annotations
 
+from gspo_hpc.importers import adapters, prompt_texts, swift, swift_ray, trl
 from gspo_hpc.importers import parts as parts
-from gspo_hpc.importers import swift, swift_ray, trl
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import precision
+from gspo_hpc.importers.objective import rollouts
+from gspo_hpc.importers.placement import swift as placement
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.versions import swift as versions
 
@@ -18,28 +20,27 @@ from gspo_hpc.importers.versions import swift as versions
 def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int | None) -> None:
     """Put what a run of ms-swift amounts to."""
     swift.check(draft)
-    nodes, each = swift.machines(draft, gpus, swift_ray.machines(draft))
+    nodes, each = placement.machines(draft, gpus, swift_ray.machines(draft))
     _devices(draft)
-    swift.hosting(draft, nodes, each, commands)
+    placement.hosting(draft, nodes, each, commands)
     if draft.given("use_vllm") and not draft.switch("use_vllm"):
         draft.drop("use_vllm", "vLLM generates here in any case")
     draft.credit("rollout.tensor_parallel_size", "use_vllm")
     update = _batch(draft, nodes * each)
     _layout(draft)
     parts.model(draft, "model")
+    parts.revision(draft, "model")
+    prompt_texts.images(draft)
     parts.router(draft, "model")
-    kind = draft.sure("tuner_type", "lora")
+    kind = adapters.kind_of_tuner(draft, "lora")
     rate = 1e-4 if kind != "full" else 1e-5
-    if kind != "full":
-        swift.tuner(draft, kind, "learning_rate", rate)
-    else:
-        swift.without_tuner(draft)
-    draft.credit("optimizer.lr", "tuner_type")
+    adapters.of_swift(draft, kind, "learning_rate", rate)
     swift.dtype(draft)
     _masters(draft, kind)
     precision.gradients(draft)
     swift.generation(draft)
     swift.objective(draft)
+    rollouts.scaled(draft, draft.whole("per_device_train_batch_size", 1) or 1, nodes * each)
     rows, told = swift.training_rows(draft, rows)
     trl.length(draft, update, rows, "cosine", rate, told)
     evaluated = "steps" if swift.held_out(draft) else "never"

@@ -8,7 +8,6 @@ TRL 1.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 from gspo_hpc.importers import adapters, prompt_texts
@@ -17,6 +16,7 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation, precision
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, unsloth
+from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
@@ -54,7 +54,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     unsloth.rewrite(draft, nodes * each)
     hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
     if draft.switch("use_vllm") and _mode(draft, hosted is not None) == "server":
-        parts.server(draft, nodes, each, hosted, "trl vllm-serve")
+        servers.server(draft, nodes, each, hosted, "trl vllm-serve")
     else:
         tp = draft.whole("vllm_tensor_parallel_size", 1)
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
@@ -66,7 +66,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     accumulated = draft.whole("gradient_accumulation_steps", 1) or 1
     update = batch(draft, nodes * each, size, accumulated, "TRL")
     parts.model(draft, "model_name_or_path")
-    _revision(draft)
+    parts.revision(draft, "model_name_or_path")
     adapters.of_trl(draft)
     precision.sharding(draft)
     draft.credit("memory.recompute_granularity", "gradient_checkpointing")
@@ -188,17 +188,6 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
         f"steps_per_generation counts micro-batches in {project}, and optimizer steps here",
     ]
     return update
-
-
-def _revision(draft: Draft) -> None:
-    """Put the commit or branch of a model on the hub beside its name."""
-    name, path = "model_revision", str(draft.settings.get("model.path", ("",))[0])
-    if (revision := draft.text(name)) is None:
-        return
-    if revision != "main" and re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) and not is_unset(revision):
-        draft.put("model.path", f"{path}@{revision}", comment="with model_revision", of=("model_name_or_path", name))
-    else:
-        draft.drop(name, "it is the default" if revision == "main" else "it is that of a model on the hub")
 
 
 def _generation(draft: Draft) -> None:

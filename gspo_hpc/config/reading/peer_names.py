@@ -301,6 +301,7 @@ PEER_NAMES = {
         "tracking.wandb, tracking.tensorboard, tracking.mlflow, tracking.trackio and tracking.swanlab",
     ),
     **dict.fromkeys(("project_name", "logger.wandb.project"), "tracking.wandb_project"),
+    "swanlab_project": "tracking.project",
     **dict.fromkeys(("wandb_org", "wandb.org"), "tracking.wandb_entity"),
     **dict.fromkeys(("log_completions", "log_val_generations", "num_completions_to_print"), "tracking.samples"),
 }

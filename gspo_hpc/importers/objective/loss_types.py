@@ -119,7 +119,17 @@ def kept_out(draft: Draft) -> None:
     for name in ("mask_truncated_completions", "overlong_filter"):
         if draft.given(name) and draft.switch(name):
             draft.put("rollout.truncated", "mask", name)
-            if draft.settings.get("algorithm.aggregation", ("sequence", ""))[0] != "token":
+            loss = draft.text("loss_type")
+            if (
+                loss in ("dapo", "cispo")
+                and draft.source.project != "TRL"
+                and "token" == (draft.text("importance_sampling_level") or "token")
+            ):
+                draft.differs.append(
+                    f"{draft.label(name)}: the mean divides by the tokens of all completions there, also of those that "
+                    "are cut off, and by those of the others here"
+                )
+            elif draft.settings.get("algorithm.aggregation", ("sequence", ""))[0] != "token":
                 draft.differs.append(
                     f"{draft.label(name)}: the mean divides by all completions there, of which those that are cut off "
                     "count 0, and by those that are left here"

@@ -25,6 +25,33 @@ def shared(draft: Draft, micro: int, accumulated: int) -> None:
         )
 
 
+def scaled(draft: Draft, size: int, processes: int) -> None:
+    """Tell by what ms-swift divides a loss that is a mean over tokens.
+
+    `size`: completions of a micro-batch of one of the `processes` that have different ones. Each micro-batch is divided
+    by all tokens of the rollout, and then by the micro-batches of an update (transformers, and Megatron's schedules).
+    """
+    loss, level = draft.text("loss_type"), draft.text("importance_sampling_level") or "token"
+    if loss not in ("dapo", "cispo") or level != "token":
+        return
+    update = int(draft.settings["batch.global_batch_size"][0])
+    rollout = draft.settings.get("batch.generation_batch_size", (0,))[0] or (
+        update * int(draft.settings.get("batch.steps_per_generation", (1,))[0])
+    )
+    micro = micro_batches(draft, size * processes, update // (size * processes))
+    count = micro if draft.source.project == "ms-swift" else int(rollout) // (size * processes)
+    if count <= 1:
+        return
+    bound = float(draft.settings.get("optimizer.clip_grad", (1.0,))[0])
+    clips = f": clip_grad {bound:g} there is {bound * count:g} here" if bound else ""
+    shared = ", and an update counts by its share of these tokens" if rollout > update else ""
+    draft.differs.append(
+        f"loss_type {loss} divides a micro-batch by all tokens of its rollout, and again by the micro-batches of an "
+        f"update in {draft.source.project}{shared}: there the loss is about 1/{count} of the mean here, before "
+        f"clipping, which Adam does not notice and the bound of gradients does{clips}"
+    )
+
+
 def dropped(draft: Draft) -> None:
     """Tell what becomes of prompts at the end of an epoch."""
     settings = draft.settings

@@ -45,6 +45,7 @@ class Command:
     might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
     files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
     exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
+    possible: bool = False  # it runs only if a condition holds that is not known
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,8 @@ class Reader:
         arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
-        (self.found if self.certain else self.possible).append(
-            Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported)
-        )
+        made = Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported, not self.certain)
+        (self.found if self.certain else self.possible).append(made)
 
     # -- simple commands
 

@@ -178,13 +178,14 @@ def _runs(
     """Return the runs of a script, and lists of arguments that stand alone; `others` gets what else it starts."""
     commands = script.commands
     place = folder / (name or "-")
+    around = [*commands, *script.possible]
     for command in (*commands, *script.possible):
         if project := foreign.of_words(command.words, options(command.words)[0]):
             raise foreign.refusal(project)
 
     def all_of(given: list[Command]) -> list[Found]:
         started = (command for command in given if command.words[:1] != ("eval",))  # its text is followed by itself
-        found = (from_command(command, commands, place, source, others) for command in started)
+        found = (from_command(command, around, place, source, others) for command in started)
         return [run for run in found if run is not None]
 
     runs = all_of(commands)

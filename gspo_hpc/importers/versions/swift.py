@@ -23,11 +23,12 @@ _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
 }
 _LEAST = 16  # completions of an update, for which gradient_accumulation_steps is chosen up to 3.6
 _WORKERS = "num_infer_workers"
-_EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
+EARLY = (_WORKERS, "tools_prompt", "vllm_device")  # signs of a version before 3.6
 _OF_MODEL = (
     "without use_vllm transformers generates there, and samples from the top_k of the model's generation_config, 50 "
     "where it gives none; here from all tokens (rollout.top_k)"
 )
+_LONGEST, _LONGEST_BEFORE = "max_completion_length", ("response_length", "max_new_tokens")
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
@@ -45,7 +46,7 @@ def loss(draft: Draft) -> str:
 
 def share_held_out(draft: Draft) -> float:
     """Return the split_dataset_ratio of a run that gives none: 0.01 where the version is below 3.6 for sure."""
-    return 0.01 if third(draft) in _EARLY else 0.0
+    return 0.01 if third(draft) in EARLY else 0.0
 
 
 def processes(draft: Draft, variables: Mapping[str, str]) -> int | None:
@@ -73,11 +74,11 @@ def accumulated(draft: Draft, size: int, processes: int) -> int:
             draft.assumed.append(f"{draft.label(name)}: ms-swift up to 3.3 makes it 1 beside sleep_level")
             draft.drop(name, "ms-swift up to 3.3 makes it 1 beside sleep_level")
             return 1
-        if slept and found > 1 and sign in _EARLY:
+        if slept and found > 1 and sign in EARLY:
             draft.assumed.append(f"{draft.label(name)}: up to 3.3 ms-swift makes it 1 beside sleep_level")
         return found
     early = max(1, math.ceil(_LEAST / size / processes))
-    if sign in _EARLY:
+    if sign in EARLY:
         draft.assumed.append(f"{name} is not given: {early}, as ms-swift up to 3.6 chooses for {processes} processes")
         return early
     if early > 1 and not draft.given("tuner_type"):  # of version 4
@@ -90,6 +91,26 @@ def accumulated(draft: Draft, size: int, processes: int) -> int:
 def addressed(draft: Draft) -> bool:
     """Tell whether a run names a server, which has a window of its own."""
     return any(draft.given(name) for name in _SERVERS) or draft.text("vllm_mode") == "server"
+
+
+def response(draft: Draft) -> int:
+    """Put the longest completion, and return it. Since 3.6 swift rlhf has two more names for it, which come first."""
+    name, most = _LONGEST, draft.whole(_LONGEST, 512) or 512
+    told = ""
+    for older in _LONGEST_BEFORE if draft.source.project == "ms-swift" else ():
+        if third(draft) in EARLY:
+            draft.drop(older, f"{_LONGEST} alone bounds completions up to 3.5")
+        elif name != _LONGEST:
+            draft.drop(older, f"{name} takes precedence over it")
+        elif length := draft.whole(older, 0, least=0):
+            name, most = older, length
+            told = f"{name}, which goes before {_LONGEST} since 3.6; up to 3.5 it has no effect"
+        elif draft.given(older):
+            draft.drop(older, "0 is as if it were not given")
+    draft.put("rollout.max_response_length", most, name, told)
+    if name != _LONGEST:
+        draft.drop(_LONGEST, f"{name} takes precedence over it")
+    return most
 
 
 def prompts(draft: Draft, response: int) -> None:
@@ -134,7 +155,7 @@ def mode(draft: Draft) -> str:
     """
     addressed = any(draft.given(name) for name in _SERVERS)
     found, given = "server" if addressed else "colocate", draft.choice("vllm_mode", ("colocate", "server"), "colocate")
-    silent = not addressed and not draft.given("vllm_mode") and third(draft) not in _EARLY
+    silent = not addressed and not draft.given("vllm_mode") and third(draft) not in EARLY
     if draft.source.project == "ms-swift" and draft.switch("use_vllm") and silent:
         draft.assumed.append(
             "vllm_mode is not given: colocate, as in ms-swift up to 3.11.0; later versions demand it beside use_vllm"
@@ -157,7 +178,7 @@ def engines_apart(draft: Draft, each: int) -> int:
 
     So it is up to 3.4 where vLLM generates, unless there are as many engines as GPUs; none has tensor parallelism.
     """
-    if third(draft) not in _EARLY or draft.given("vllm_mode"):
+    if third(draft) not in EARLY or draft.given("vllm_mode"):
         return 0
     if not (draft.switch("use_vllm") or draft.switch("use_lmdeploy")):
         return 0
@@ -187,7 +208,7 @@ def tell(draft: Draft, sign: str) -> None:
     earlier = dict(_HELD)
     if draft.source.project == "ms-swift" and not draft.given("vllm_mode"):  # Megatron-SWIFT has GRPO since 3.8
         earlier |= _EARLIEST
-        if draft.switch("use_vllm") and sign not in _EARLY and not any(draft.given(name) for name in _SERVERS):
+        if draft.switch("use_vllm") and sign not in EARLY and not any(draft.given(name) for name in _SERVERS):
             earlier[_WORKERS] = "1, an engine on a GPU beside those that train (up to 3.4)"
         if not draft.given("top_p") or not draft.given("top_k"):
             earlier["repetition_penalty"] = "that of the model's generation_config, as top_p and top_k (up to 3.1)"

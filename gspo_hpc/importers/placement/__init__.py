@@ -1,0 +1,1 @@
+"""Carry over which GPUs train and which generate."""
