@@ -84,7 +84,7 @@ def cut_share(spread: float) -> float:
 
 @dataclass(frozen=True)
 class Determined:
-    """What the calibration rows determine, with the other constants as they are, before it is rounded."""
+    """Values that the calibration rows determine, with the other constants as they are, before they are rounded."""
 
     spread: float
     products: float  # of H20
@@ -96,7 +96,7 @@ class Determined:
 
     @property
     def possible(self) -> bool:
-        """Whether no time is negative, no share above 1, and the CPU of GB200 no faster than others at launching."""
+        """True if no time is negative, no share above 1, and the CPU of GB200 no faster than others at launching."""
         shares = (
             self.experts_efficiency,
             rates.EFFICIENCY,
@@ -207,7 +207,7 @@ def before() -> dict[str, Times]:
 def otherwise() -> dict[str, tuple[float, ...]]:
     """Return errors of the predictions of KNOWN_H20 if another figure of the card took up what generation takes more.
 
-    By name: all of generation, and the seconds of launches.
+    The names are those of what would: all of generation, or launches.
     """
     held = [run for run in KNOWN_H20 if not run.calibration]
     found: dict[str, tuple[float, ...]] = {}

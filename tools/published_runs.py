@@ -43,7 +43,7 @@ class Run:
 
     @property
     def is_known_prediction(self) -> bool:
-        """Whether its lengths are published and it is held out."""
+        """True if its lengths are published and it is held out."""
         return self.role == "prediction" and self.tokens is not None
 
     @property
