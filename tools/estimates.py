@@ -48,6 +48,8 @@ MEASURED = {
     "BUCKET_SECONDS": "nobody: three processes pass on a message",
     "RELOAD_SECONDS": "nobody: some ten tensors that vLLM's loader takes in Python",
     "EXPERT_LAUNCH": "nobody: a figure of experience",
+    "OVERHEAD_SECONDS": "nobody: a figure of experience for graders' last answers, packing and logging",
+    "BANDWIDTH": "nobody: a figure of experience for long reads, as a share of the data sheet",
     "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
 HEADS = "| run | used as | published s | `plan` prints s | estimated s | error |\n|---|---|---|---|---|---|"
@@ -203,10 +205,11 @@ def _h20() -> str:
     paragraphs = (
         f"""A [benchmark of verl and UniRL]({KNOWN_H20[0].source}) publishes mean lengths and phases for Qwen3-4B-Base
         on 16 H20: by bands of about a hundred steps, for short responses early in training ("short"), and for responses
-        of exactly 4,096 tokens ("all 4096"). Steps 101 to 200 of verl calibrate, all else is held out; both were
-        settled before an estimate of any of these rows was computed. Engines have two GPUs unless the name says
+        of exactly 4,096 tokens ("all 4096"). Steps 101 to 200 of verl calibrate, all else is held out; which
+        rows do was settled before an estimate of any of them was computed. Engines have two GPUs unless the name says
         otherwise. Both systems leave the trainer on its GPUs while engines generate
-        (`memory.offload_trainer: false`).""",
+        (`memory.offload_trainer: false`), by their published recipes; this, and the share of responses that are cut,
+        were read there after the first estimates.""",
         _first(),
         f"""Now {near} of the {len(held)} predictions are within 15 %, and all within {max(map(abs, held)):.0%}; the
         error in the middle is {statistics.median(held):+.0%}. {_worse()}. The phases of predictions are off by:
@@ -219,8 +222,19 @@ def _h20() -> str:
         estimates of all rows with the constants of before had been seen. So these predictions test the figure, and the
         choice less strictly. Had all of generation been taken to be slower, they would be
         {_span(list(other["generation"]))} off; had launches, {_span(list(other["launches"]))}.""",
+        _left_over(),
     )
     return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _left_over() -> str:
+    """Return what the rest of a step on H20 is made of, published and estimated."""
+    (row,) = (run for run in KNOWN_H20 if run.calibration)
+    ours, sync = row.estimate().seconds, row.phases["sync"]
+    rest = row.seconds - sum(row.phases.values())
+    return f"""The rest of the calibration row's step is near by two errors that cancel: the weight sync takes
+        {sync:.1f} s there and {ours["sync"]:.2f} s in the estimate, and all else {rest:.1f} s there and
+        {ours["other"]:.1f} s in the estimate (`OVERHEAD_SECONDS`). No constant was changed for either: their sync is not ours."""
 
 
 def _misses() -> str:
@@ -293,7 +307,8 @@ def _constants() -> str:
         for another value of one of these constants, the row of H20 and those three steps determine the constants above
         anew, each exactly, and no row is left over. The table has the least and the greatest value with which all of
         them are possible: no negative seconds, no share above 1, and a CPU of GB200 that launches no faster than
-        others. The values in use lie between; where, the rows do not say. In particular, the update of H20 shows that
+        others. The values in use are those of earlier versions of this page, which chose them with rows of which one
+        was fitted to itself. They lie between; where, the rows do not say. In particular, the update of H20 shows that
         passes reach {own:.2f} of what large products sustain on it, and on H100 `EFFICIENCY` may be anything between
         its bounds: these rows do not show that the two cards differ. The last two columns have the errors of the
         {len(steps)} predictions whose lengths are published, at both ends; with the values in use they are
@@ -489,7 +504,8 @@ range:
 
 ## Constants
 
-Each of these is determined by one published number of a calibration row, and rounded:
+Each of these is determined by one published number of a calibration row, and rounded; the last two share one, which
+determines only what they are together:
 
 | constant | value | before rounding | determined by |
 |---|---|---|---|

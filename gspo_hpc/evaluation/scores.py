@@ -50,10 +50,13 @@ def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Return the interval of the mean of values of prompts: percentiles of the means of 2,000 draws with replacement.
 
-    The draws are the same each time. Raises ValueError without values.
+    The draws are the same each time. Equal values, of which all draws are alike, get Wilson's interval of a share.
+    Raises ValueError without values.
     """
     if not values:
         raise ValueError("no prompts to score")
+    if min(values) == max(values):
+        return _score_interval(values[0], len(values), confidence)
     drawn = np.random.default_rng(0).integers(len(values), size=(_DRAWS, len(values)))
     means = np.asarray(values, np.float64)[drawn].mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -67,14 +70,17 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
             f"{successes} of {total} at confidence {confidence}: need 0 <= successes <= total, total >= 1 and a "
             "confidence between 0 and 1"
         )
+    return _score_interval(successes / total, total, confidence)
+
+
+def _score_interval(share: float, total: int, confidence: float) -> tuple[float, float]:
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share = successes / total
     centre = share + z * z / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
     # At the ends one bound is 0 or 1 exactly; rounding must not put the share itself outside.
-    low = 0.0 if successes == 0 else (centre - spread) / scale
-    high = 1.0 if successes == total else (centre + spread) / scale
+    low = 0.0 if share == 0.0 else (centre - spread) / scale
+    high = 1.0 if share == 1.0 else (centre + spread) / scale
     return low, high
 
 

@@ -157,8 +157,8 @@ def environment(
 
 
 def _text_answered(completion: str, *, ignore_case: bool = False, tag: str = "", **_: Any) -> str | None:
-    found = section(completion, tag)
-    return found if found is None else found.strip().casefold() if ignore_case else found.strip()
+    found = (section(completion, tag) or "").strip()
+    return (found.casefold() if ignore_case else found) or None
 
 
 @reward_function(check=_check_exact, answered=_text_answered)

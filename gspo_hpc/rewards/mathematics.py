@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from gspo_hpc.rewards.catalogue import Graded, UnparsableGold, field_of, reward_function
 from gspo_hpc.rewards.formats import check_tag, section
 
 _MARKED = re.compile(r"\\boxed|\$|\\\(|\\\[")  # text that says where its mathematics is
+_WRITTEN = re.compile(r"\$[^$]+\$|[-+]?\d+(?:[,.]\d+)*(?:/\d+)?")  # where nothing is boxed
+_RATIO = re.compile(r"([-+]?)\\[dt]?frac\{(\d{1,30})\}\{(\d{1,30})\}")
+_NUMBER = re.compile(r"[-+]?\d{1,30}(?:\.\d{1,30}|/\d{1,30})?")
 _EXAMPLE = (r"so the answer is $\boxed{\frac{x^2+1}{2}}$, or 1/2", r"\boxed{(1, \sqrt{2}]}")
 
 
@@ -39,22 +43,42 @@ def _check_row(fields: Mapping[str, Any], *, answer: str = "answer", **_: Any) -
 
 
 def _answered(completion: str, *, tag: str = "", **_: Any) -> str | None:
-    r"""Return what the last \boxed{} holds without white space; without one, the text of the tag, or the last word.
+    r"""Return what the last \boxed{} holds, else the text of the tag, else the last formula between dollars or number.
 
-    Two ways to write one answer are two texts: reading them as mathematics takes a process and a time limit.
+    Numbers and fractions of whole numbers are given by their value, everything else without white space: two ways to
+    write another answer are two texts, since reading them as mathematics takes a process and a time limit.
     """
     text = section(completion, tag)
     if not text:
         return None
     boxed, rest = text.rpartition("\\boxed{")[1:]
-    if not boxed:
-        return "".join(text.split() if tag else text.split()[-1:]) or None
+    if boxed:
+        end = _closing(rest)
+        found = None if end is None else rest[:end]
+    else:
+        written = _WRITTEN.findall(text)
+        found = text if tag else written[-1].strip("$") if written else None
+    return None if found is None else _plain("".join(found.split())) or None
+
+
+def _closing(text: str) -> int | None:
+    """Return the place of the brace that closes one before the text; None if there is none."""
     depth = 1
-    for place, character in enumerate(rest):
+    for place, character in enumerate(text):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return "".join(rest[:place].split())
+            return place
     return None
+
+
+def _plain(text: str) -> str:
+    """Return the value of a number or a fraction as text, and any other text as it is."""
+    ratio = _RATIO.fullmatch(text)
+    number = f"{ratio[1]}{ratio[2]}/{ratio[3]}" if ratio else text.replace(",", "")
+    try:
+        return str(Fraction(number)) if _NUMBER.fullmatch(number) else text
+    except ZeroDivisionError:
+        return text
 
 
 @reward_function(check=_check, check_row=_check_row, prepare=_prepare, answered=_answered)

@@ -16,6 +16,7 @@ import os, sys
 import torch
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import architecture
+from gspo_hpc.policy.layers import RMSNorm, RoundedRMSNorm
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import start
 from gspo_hpc.training.agreement.scoring import score
@@ -40,6 +41,8 @@ assert not any(parameter.requires_grad for parameter in made[1].parameters())
 cpu, model = {"platform": "cpu"}, {"path": folder, "dtype": "bfloat16", "norms_in_fp32": False}
 rounded = Policy(arch, from_dict({"cluster": cpu, "model": model}), ranks, trains=False)
 rounded.load(folder)
+norms = [type(module) for chunk in rounded.chunks for module in chunk.modules() if isinstance(module, RMSNorm)]
+assert norms == [RoundedRMSNorm] * (4 * arch.num_layers + 1), norms  # before attention and MLP, of q and k; the last
 (first,) = score(rounded, [[5, 6, 7, 8, 9]]).logprobs
 gap = abs(first - one[0]).max()
 assert 0 < gap < 0.1, gap

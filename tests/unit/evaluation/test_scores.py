@@ -120,6 +120,7 @@ def test_an_interval_of_a_mean_is_the_same_each_time_and_narrows() -> None:
     assert (low, high) == mean_interval(values) and low < sum(values) / len(values) < high
     narrow = mean_interval(values * 16)
     assert narrow[1] - narrow[0] < 0.3 * (high - low)
-    assert mean_interval([0.5]) == (0.5, 0.5)
+    assert mean_interval([1.0] * 40) == wilson_interval(40, 40) and mean_interval([0.0]) == wilson_interval(0, 1)
+    assert mean_interval([0.5] * 2) == wilson_interval(1, 2)
     with pytest.raises(ValueError, match="no prompts"):
         mean_interval([])

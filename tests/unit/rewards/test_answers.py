@@ -60,9 +60,14 @@ def test_answers_that_are_written_in_several_ways() -> None:
     number, mathematics = ANSWERS["number_match"], ANSWERS["math_verify"]
     assert {number(text) for text in ("12", "12.0", "1.2e1", "it is 12.")} == {number("6 or 12")} != {number("13")}
     assert number("none") is None and number("4, 3, 4", position="any") == "3 4"
-    assert mathematics(r"so \\boxed{\\frac{1}{2}} or \\boxed{ x + {1} }") == "x+{1}"
-    assert mathematics("the answer is 4") == "4" and mathematics("") is None and mathematics(r"\\boxed{1") is None
+    assert mathematics(r"so \boxed{\frac{1}{2}} or \boxed{ x + {1} }") == "x+{1}" and mathematics(r"\boxed{1") is None
+    halves = (r"\boxed{\frac{1}{2}}", r"\boxed{\dfrac{2}{4}}", "it is 1/2.", "about 0.5, I think", "$0.50$ so done")
+    assert {mathematics(text) for text in halves} == {"1/2"}
+    assert mathematics("The answer is 1,200.") == mathematics("the answer is 1200") == "1200"
+    assert mathematics("I do not know") is None and mathematics("") is None and mathematics("$x=4$. Done.") == "x=4"
     assert mathematics("<a>1 / 2</a> done", tag="a") == "1/2" and mathematics("1/2", tag="a") is None
+    assert mathematics("1/0") == "1/0" and mathematics(r"\boxed{1e999999999}") == "1e999999999"
+    assert ANSWERS["exact_match"](" ") is None
 
 
 def test_functions_that_say_which_answer_is_given() -> None:
