@@ -48,7 +48,7 @@ MEASURED = {
     "BUCKET_SECONDS": "nobody: three processes pass on a message",
     "RELOAD_SECONDS": "nobody: some ten tensors that vLLM's loader takes in Python",
     "EXPERT_LAUNCH": "nobody: a figure of experience",
-    "OVERHEAD_SECONDS": "nobody: a figure of experience for graders' last answers, packing and logging",
+    "OVERHEAD_SECONDS": "nobody: a figure of experience for the last rewards, packing and logging",
     "BANDWIDTH": "nobody: a figure of experience for long reads, as a share of the data sheet",
     "EAGER_SECONDS": "nobody: a figure of experience, and no row is in eager mode",
 }
@@ -234,7 +234,8 @@ def _left_over() -> str:
     rest = row.seconds - sum(row.phases.values())
     return f"""The rest of the calibration row's step is near by two errors that cancel: the weight sync takes
         {sync:.1f} s there and {ours["sync"]:.2f} s in the estimate, and all else {rest:.1f} s there and
-        {ours["other"]:.1f} s in the estimate (`OVERHEAD_SECONDS`). No constant was changed for either: their sync is not ours."""
+        {ours["other"]:.1f} s in the estimate (`OVERHEAD_SECONDS`). No constant was changed for either: their sync is
+        not ours."""
 
 
 def _misses() -> str:

@@ -85,7 +85,7 @@ def plan(
 
         lines = [*estimates.answer(found.memory, config, times, price)]
     elif config.model.path is not None and not found.broken and not found.errors:
-        lines = [*plan_page.no_answer(config)]
+        lines = [*plan_page.no_answer(with_steps(config, rows))]
     render.show(plan_page.page(name, config, found, places, offered, answer=lines, unchecked=unchecked, ranks=ranks))
     if found.memory is not None:
         from gspo_hpc.cli.pages import estimates

@@ -1,6 +1,6 @@
 """Commands that start an engine on a model's folder from somebody else run nothing of what lies in it.
 
-Costs four starts of an engine, two minutes. It would catch a command that unpickles: ours, or one of a library that
+Costs six starts of an engine, three minutes. It would catch a command that unpickles: ours, or one of a library that
 ours call. What ranks read, and commands without an engine, is in tests/torch/test_handed_inputs.py.
 """
 
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.run import harness
 from tests.torch.checkpoint.test_handed_over import KINDS, marks
@@ -72,12 +73,34 @@ def served(model: Path, log: Path) -> int | None:
 def test_a_pickle_beside_a_model_runs_in_no_command(
     model: Path, marked: Path, tiny_config: Path, tmp_path: Path
 ) -> None:
-    for words in (("eval", tiny_config, *FEW), ("try", tiny_config, "--prompts", 1)):
-        done = command(*words, f"model.path={model}")
+    data = yaml.safe_load(tiny_config.read_text())["data"]
+    told = [
+        "cluster.platform=cpu",
+        f"data.train={data['train']}",
+        f"data.eval={data['eval']}",
+        "reward.functions=[{function: number_match}]",
+    ]
+    given = (tiny_config, f"model.path={model}")
+    for words in (("eval", *given, *FEW), ("eval", model, *told, *FEW), ("try", model, "--prompts", 1, *told)):
+        done = command(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         assert marks(marked) == [], words
     assert served(model, tmp_path / "server.log") is None, (tmp_path / "server.log").read_text()[-3000:]
     assert marks(marked) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_pickle_beside_the_model_of_a_run_does_not_run_where_it_is_served(
+    uninterrupted: Path, model: Path, marked: Path, tmp_path: Path
+) -> None:
+    """Its checkpoint is exported first, which reads the folder of the model that its config names."""
+    run = Path(shutil.copytree(uninterrupted, tmp_path / "run", ignore=shutil.ignore_patterns("served")))
+    for path in (run / "config.yaml", *run.glob("attempts/*/config.yaml")):
+        raw = yaml.safe_load(path.read_text())
+        raw["model"]["path"] = str(model)
+        path.write_text(yaml.safe_dump(raw))
+    assert served(run, tmp_path / "server.log") is None, (tmp_path / "server.log").read_text()[-3000:]
+    assert (run / "served").is_dir() and marks(marked) == []
 
 
 @pytest.mark.timeout(900)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.columns import Columns
 from rich.console import RenderableType
 
+from gspo_hpc.cli.pages.plan import length_needs
 from gspo_hpc.cli.pages.render import grid, item, text, width
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates.memory import ENGINE, Estimate
@@ -43,7 +44,7 @@ def answer(
     rollout = f"{times.rollout:,.0f} s a rollout, of which generation takes {times.seconds['generation']:,.0f}"
     yield "time", f"{step}; {rollout}"
     if values["gpu_hours"] is None:
-        yield "run", "give run.max_steps or run.max_epochs for its hours"
+        yield "run", length_needs(config, "hours")
         return
     hours, gpu_hours = (f"{n:,.{2 if n < 10 else 0}f}" for n in (values["hours"], values["gpu_hours"]))
     cost = "--price P tells the cost" if values["cost"] is None else f"{values['cost']:,.0f} at {price:g} a GPU-hour"

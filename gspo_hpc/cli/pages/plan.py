@@ -61,7 +61,14 @@ def no_answer(config: Config) -> Iterator[tuple[str, str]]:
     yield "fits", f"not estimated: {lacking}"
     yield "time", "not estimated; the console shows it from the second step on, with the time that is left"
     steps = config.run.max_steps
-    yield "run", "give run.max_steps or run.max_epochs for its length" if steps is None else f"{steps:,} steps"
+    yield "run", length_needs(config, "length") if steps is None else f"{steps:,} steps"
+
+
+def length_needs(config: Config, what: str) -> str:
+    """Return what a config has to say for a run's length, hours or the like to be known."""
+    if config.run.max_epochs is None:
+        return f"give run.max_steps or run.max_epochs for its {what}"
+    return f"{config.run.max_epochs:g} epochs; the files of data.train have to be here to know its {what}"
 
 
 def page(

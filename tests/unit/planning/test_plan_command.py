@@ -41,6 +41,22 @@ def test_the_batch_script_comes_after_the_page(preset: str, capsys: pytest.Captu
     assert "sbatch" not in json.loads(capsys.readouterr().out)
 
 
+def test_epochs_are_a_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page asked for run.max_epochs where it was given."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 = ?", "answer": "2"}\n' * 64)
+    presets, epochs = ("tiny_cpu", "qwen2.5_7b_tp2"), ("run.max_steps=null", "run.max_epochs=2")
+    for preset, what in zip(presets, ("length", "hours"), strict=True):
+        main(["plan", preset, *epochs, "data.train=absent.jsonl", "data.eval=null"])
+        assert f"2 epochs; the files of data.train have to be here to know its {what}" in capsys.readouterr().out
+        main(["plan", preset, "run.max_steps=null", "run.max_epochs=null"])
+        assert f"give run.max_steps or run.max_epochs for its {what}" in capsys.readouterr().out
+    main(["plan", "tiny_cpu", *epochs, "data.train=rows.jsonl", "data.eval=null"])
+    assert "16 steps" in capsys.readouterr().out  # 64 rows twice, with 8 completions each, 64 in a step
+
+
 def test_the_batch_script_needs_no_slurm(preset: str, tmp_path: Path) -> None:
     """Nor anything else on PATH; and nothing is written."""
     command = [sys.executable, "-m", "gspo_hpc", "plan", preset, "--sbatch"]
