@@ -74,12 +74,9 @@ def test_a_pickle_beside_a_model_runs_in_no_command(
     model: Path, marked: Path, tiny_config: Path, tmp_path: Path
 ) -> None:
     data = yaml.safe_load(tiny_config.read_text())["data"]
-    told = [
-        "cluster.platform=cpu",
-        f"data.train={data['train']}",
-        f"data.eval={data['eval']}",
-        "reward.functions=[{function: number_match}]",
-    ]
+    told = [f"data.train={data['train']}", f"data.eval={data['eval']}", "reward.functions=[{function: number_match}]"]
+    told += ["cluster.platform=cpu", "model.dtype=float32", "rollout.kv_cache_gb=0.25"]
+    told += ["rollout.max_prompt_length=24", "rollout.max_response_length=16"]
     given = (tiny_config, f"model.path={model}")
     for words in (("eval", *given, *FEW), ("eval", model, *told, *FEW), ("try", model, "--prompts", 1, *told)):
         done = command(*words)
