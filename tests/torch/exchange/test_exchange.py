@@ -246,7 +246,7 @@ def test_rank_0_is_shown_the_first_groups_and_all_failures() -> None:
 
 
 def test_values_of_all_ranks_are_everywhere() -> None:
-    """By slot, also where a rank holds none."""
+    """Each rank gets them by slot, also one that holds none."""
 
     def work(link: Transport) -> None:
         found = layout(link, 1).gather_values({slot: slot / 7 for slot in range(5) if slot % 2 == link.rank})
