@@ -306,10 +306,15 @@ def _run_alone(command: Sequence[str]) -> int:
 
 
 def _environment(size: int, threads: int | None) -> dict[str, str]:
-    """Return the variables that torch.distributed and OpenMP read, the same for all ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Return the variables that torch.distributed and OpenMP read, the same for all ranks.
+
+    A single rank takes any port when it listens: one that is looked for here may be another process's by then.
+    """
+    port = 0
+    if size > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     return {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),

@@ -642,3 +642,7 @@ def test_all_ranks_are_killed_before_one_is_waited_for(capsys: pytest.CaptureFix
     assert local._end_all(ranks) == ["rank 0: stays"]
     assert order == ["kill 0", "kill 1", "kill 2", "end 0", "end 1", "end 2"]
     assert "rank 0: stays" in capsys.readouterr().err
+
+
+def test_a_rank_alone_is_given_no_port_that_another_process_may_take() -> None:
+    assert local._environment(1, None)["MASTER_PORT"] == "0" != local._environment(2, None)["MASTER_PORT"]
