@@ -76,11 +76,13 @@ from tests.storages import Storages
 Arrays = dict[str, np.ndarray]
 
 
-def config(model: str, world: int, model_dtype: str = "float32", **sections: Any) -> Config:
+def config(
+    model: str, world: int, model_dtype: str = "float32", model_norms_in_fp32: bool = True, **sections: Any
+) -> Config:
     """A configuration of `world` ranks for the model folder: on CPUs, unless tools/acceptance runs this on GPUs."""
     base: dict[str, Any] = {
         "cluster": {"platform": os.environ.get("GSPO_HPC_TEST_PLATFORM", "cpu"), "gpus_per_node": world},
-        "model": {"path": model, "dtype": model_dtype},
+        "model": {"path": model, "dtype": model_dtype, "norms_in_fp32": model_norms_in_fp32},
         "batch": {"global_batch_size": 12, "num_generations": 4, "micro_batch_tokens": 96},
         "run": {"max_steps": 100},
         "optimizer": {"lr": 1e-4, "adam_eps": 1e-4},

@@ -344,6 +344,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         back[f"converted-{name}"] = ("converted", given)
     untied = str(models["qwen3-untied"])
     one["steps-one-untied"] = ("steps", {"model": untied})
+    rounded = {"model": untied, "model_norms_in_fp32": False, **LAYOUTS["tp2-sp-recomputed"]}
+    two["steps-rounded-untied"] = ("steps", rounded)
     for name in UNTIED:
         work, layouts = (two, LAYOUTS) if name in LAYOUTS else (four, PRODUCTS)
         work[f"steps-{name}-untied"] = ("steps", {"model": untied, **layouts[name]})

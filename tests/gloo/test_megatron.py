@@ -96,6 +96,11 @@ def test_three_steps_with_a_head_of_its_own_equal_one_rank(layout: str, results:
     assert_equal_steps(results["steps-one-untied"], results[f"steps-{layout}-untied"])
 
 
+def test_norms_in_two_operations_equal_one_rank(results: dict[str, Arrays]) -> None:
+    """Return in fp32 what norms of one operation do, though ranks split the sequences and compute the norms again."""
+    assert_equal_steps(results["steps-one-untied"], results["steps-rounded-untied"])
+
+
 @pytest.mark.parametrize(
     ("plain", "other"),
     [
