@@ -14,6 +14,7 @@ from gspo_hpc.runs.reader import value
 from gspo_hpc.system.text import rounded
 
 Grade = Literal["learnt", "doubtful", "lost", "nothing"]
+_SHARES: dict[Grade, float] = {"learnt": 1.0, "doubtful": 0.5, "lost": 0.0, "nothing": 0.0}
 _PART = 10  # the first and the last part of a run that are compared: a tenth of its rollouts each
 _LONG = 20  # rollouts from which on a part has several, so that its mean is more than the luck of one
 _FELL = 0.1  # of the accuracy, where a record does not have its interval
@@ -26,6 +27,11 @@ class Learning:
     grade: Grade
     numbers: str
     worry: str = ""  # a clause that goes on after "done": "learnt nothing: ..."; empty if nothing is wrong
+
+    @property
+    def share(self) -> float:
+        """Return the grade as a number for curves: 1 learnt, 0.5 in doubt, 0 learnt nothing or lost what it had."""
+        return _SHARES[self.grade]
 
     @property
     def nothing(self) -> bool:

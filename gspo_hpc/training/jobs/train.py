@@ -330,7 +330,7 @@ class TrainingJob:
 def make_observers(run: RunDir, config: Config, trackers: Feeds, console: Console) -> list[StepObserver]:
     """Return the observers of rank 0, in the order in which they get results."""
     return [
-        *files_of_steps(run, config.tracking.samples),
+        *files_of_steps(run, config.tracking.samples, config.run.max_steps or 0),
         TrackerWake(trackers),
         ConsoleLines(console),
         ProgressBar(console),

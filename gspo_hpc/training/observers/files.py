@@ -10,7 +10,7 @@ from typing import Any
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import RolloutView
-from gspo_hpc.runs import commit, journal
+from gspo_hpc.runs import commit, journal, learning
 from gspo_hpc.runs.directory import RunDir, write_atomically
 from gspo_hpc.system.files import Entry
 from gspo_hpc.training.checkpoint_state import CheckpointState, read_cursor
@@ -38,12 +38,18 @@ def sample_rows(step: int, phase: str, groups: Sequence[Group], count: int) -> l
 class MetricsFile(StepObserver):
     """The writer of metrics.jsonl, which is the truth: it comes before all other observers of steps."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, last_step: int) -> None:
+        self._run, self._last_step = run, last_step
 
     def step(self, record: dict[str, Any]) -> None:
-        """Append the record."""
-        self._run.append_metrics(record)
+        """Append the record; that of the last step says what the run learnt, to trackers and to all that read it."""
+        self._run.append_metrics(record | self._learnt(record))
+
+    def _learnt(self, record: dict[str, Any]) -> dict[str, float]:
+        if record["step"] != self._last_step:
+            return {}
+        found = learning.judge([*self._run.read_metrics(), record])
+        return {} if found is None else {"learnt": found.share}
 
 
 class SamplesFile(StepObserver):
@@ -91,9 +97,9 @@ class ProfileTables(StepObserver):
         write_atomically(traces / f"step-{step:06d}.txt", table + "\n")
 
 
-def files_of_steps(run: RunDir, samples: int) -> list[StepObserver]:
+def files_of_steps(run: RunDir, samples: int, last_step: int) -> list[StepObserver]:
     """Return the observers that write files about steps; that of metrics.jsonl, which is the truth, is the first."""
-    return [MetricsFile(run), SamplesFile(run, samples), RetiredFile(run), ExpertsFile(run), ProfileTables()]
+    return [MetricsFile(run, last_step), SamplesFile(run, samples), RetiredFile(run), ExpertsFile(run), ProfileTables()]
 
 
 class CheckpointCommit(StepObserver):

@@ -67,7 +67,7 @@ def test_without_observers_everything_is_accepted(tmp_path: Path) -> None:
 def test_results_go_to_files_and_console(tmp_path: Path) -> None:
     run, screen = RunDir(tmp_path), io.StringIO()
     console = Console(screen, 9)
-    observers = Observers([MetricsFile(run), SamplesFile(run, 2), ProfileTables(), ConsoleLines(console)])
+    observers = Observers([MetricsFile(run, 9), SamplesFile(run, 2), ProfileTables(), ConsoleLines(console)])
     observers.step({"step": 1, "reward": 0.5})
     observers.samples(1, "train", to_show(group(0), group(1, "it raised"), group(2, "it raised")))
     observers.profile(1, "head\nrow", tmp_path)
@@ -81,7 +81,7 @@ def test_results_go_to_files_and_console(tmp_path: Path) -> None:
 
 def test_every_decision_is_a_line_and_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    observers = Observers(files_of_steps(run, 2))
+    observers = Observers(files_of_steps(run, 2, 9))
     observers.retired(3, 0, [(Retirement(4, 1, 1.0), 40), (Retirement(2, 1, 0.9), 21)])
     observers.retired(5, 1, [(Retirement(7, 2, 0.9), 70)])
     lines = [json.loads(line) for line in run.retired.read_text().splitlines()]
@@ -90,10 +90,27 @@ def test_every_decision_is_a_line_and_is_cut_back_with_the_metrics(tmp_path: Pat
     assert [json.loads(line) for line in run.retired.read_text().splitlines()] == lines[:2]
 
 
+@pytest.mark.parametrize(("reward", "learnt"), [(0.9, 1.0), (0.2, 0.5), (0.5, 0.5)])
+def test_the_record_of_the_last_step_says_what_the_run_learnt(tmp_path: Path, reward: float, learnt: float) -> None:
+    """Its own reward counts: trackers and Prometheus have nothing but this number by which a run ended well or not."""
+    run = RunDir(tmp_path)
+    file = MetricsFile(run, 2)
+    for step, one in ((1, 0.5), (2, reward)):
+        file.step({"step": step, "rollout": step, "reward": one, "reward_std": 0.3, "grad_norm": 0.5, "empty": 0})
+    first, last = run.read_metrics()
+    assert "learnt" not in first and last["learnt"] == learnt
+
+
+def test_a_run_without_a_gradient_ends_with_a_zero(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    MetricsFile(run, 1).step({"step": 1, "rollout": 0, "reward": 0.0, "reward_std": 0.0, "grad_norm": 0.0, "empty": 1})
+    assert [record["learnt"] for record in run.read_metrics()] == [0.0]
+
+
 def test_the_metrics_are_on_disk_before_a_later_observer_fails(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     with pytest.raises(OSError, match="no room"):
-        Observers([MetricsFile(run), Broken()]).step({"step": 1})
+        Observers([MetricsFile(run, 9), Broken()]).step({"step": 1})
     assert [record["step"] for record in run.read_metrics()] == [1]
 
 

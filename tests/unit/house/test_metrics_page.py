@@ -27,6 +27,7 @@ PRODUCERS = {
     "training/step_record.py": ("step_record", "outcome_shares", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
     "training/phases.py": ("_record_retired",),
+    "training/observers/files.py": ("_learnt",),
     "rollout/drawing.py": ("metrics",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
     "rollout/timing.py": ("engine_metrics",),
