@@ -42,7 +42,7 @@ def download(kind: Kind, repo: str, revision: str, patterns: Sequence[str]) -> P
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise NotFetched("huggingface_hub is not installed here") from None
+        raise NotFetched("huggingface_hub is not installed here: pip install 'gspo-hpc[hub]'") from None
     try:
         return Path(snapshot_download(repo, repo_type=kind, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # the library's own errors, httpx's and the system's have no base in common

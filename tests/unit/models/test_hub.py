@@ -103,6 +103,14 @@ def test_what_cannot_be_had_says_how(server: str, name: str, endpoint: str | Non
     assert f"hf download {name} --local-dir models/{name.split('/')[1]}" in done.stderr
 
 
+def test_a_machine_without_the_library_is_told_what_brings_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node has neither the library nor its command, which the message would name in vain."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setenv("HF_ENDPOINT", server)
+    with pytest.raises(ValueError, match=r"pip install 'gspo-hpc\[hub\]'"):
+        hub.folder("acme/none")
+
+
 def test_offline(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set\)\nwhere .*: hf download a/b --revision v2 --local"):
