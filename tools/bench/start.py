@@ -19,13 +19,14 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 REFUSED = "gspo-hpc plan qwen2.5_7b_tp2 cluster.nodes=3"  # by a rule; the search for fixes is part of the answer
 UNKNOWN = "gspo-hpc plan tiny_cpu"  # its model is not there, and has no known name
-EXIT_CODES = {REFUSED: 2, UNKNOWN: 3}
+PLAN = "gspo-hpc plan qwen3_30b_a3b_ep8"  # its data is not there
+EXIT_CODES = {REFUSED: 2, UNKNOWN: 3, PLAN: 3, f"{PLAN} --json": 3}
 COMMANDS: dict[str, tuple[str, ...]] = {
     "python -c pass": ("-c", "pass"),
     "gspo-hpc --help": ("-m", "gspo_hpc", "--help"),
     UNKNOWN: ("-m", "gspo_hpc", "plan", "tiny_cpu"),
-    "gspo-hpc plan qwen3_30b_a3b_ep8": ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8"),
-    "gspo-hpc plan qwen3_30b_a3b_ep8 --json": ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8", "--json"),
+    PLAN: ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8"),
+    f"{PLAN} --json": ("-m", "gspo_hpc", "plan", "qwen3_30b_a3b_ep8", "--json"),
     REFUSED: ("-m", "gspo_hpc", "plan", "qwen2.5_7b_tp2", "cluster.nodes=3"),
     "gspo-hpc suggest qwen2.5_7b_tp2": ("-m", "gspo_hpc", "suggest", "qwen2.5_7b_tp2"),
 }
