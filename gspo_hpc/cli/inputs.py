@@ -49,8 +49,16 @@ def require_path(path: Path, what: str) -> None:
     if not path.exists():
         there = path.parent.iterdir() if path.parent.is_dir() else ()
         beside = [item.name for item in there if item.is_dir() or what != RUN_DIRECTORY]
-        hint = near_miss(path.name, beside, shown=lambda name: path.parent / name)  # paths are alike for their folder
+        # Folders and endings are not compared: for these alone short names would be alike.
+        stems = {_stem(name): name for name in sorted(beside, key=lambda name: name.endswith(path.suffix))}
+        hint = near_miss(_stem(path.name), stems, shown=lambda stem: path.parent / stems[stem])
         raise ValueError(f"{path}: no such {what}{hint}")
+
+
+def _stem(name: str) -> str:
+    """Return a name without the ending that says what kind of file it is; the size in Qwen2.5-7B is none."""
+    stem, _, ending = name.rpartition(".")
+    return stem if stem and ending.isalpha() else name
 
 
 def find_target(path: Path, *, configs: bool = True) -> Path:

@@ -36,6 +36,12 @@ _BOUNDS = {
 _ENGINE = "rollout.engine"
 _NO = ("off", "no", "none", "null", "false", "never", "disable", "disabled")  # words for nothing ...
 _NOTHING = ("disabled", "off", "none")  # ... and values that say it
+_NO_VALUE_MODEL = "it trains a value model beside the policy; the nearest without one is grpo, or gspo"
+_FROM_PAIRS = "it learns from given pairs of answers, and this package from answers that the policy samples"
+_NOT_ALGORITHMS = {  # that people ask for, by the reason why they are none of ours
+    **dict.fromkeys(("ppo", "vapo", "vc_ppo"), _NO_VALUE_MODEL),
+    **dict.fromkeys(("dpo", "ipo", "kto", "orpo", "simpo", "cpo"), _FROM_PAIRS),
+}
 _PHRASES = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -206,6 +212,8 @@ def _no_algorithm(given: Any) -> str:
     if not isinstance(given, str):
         return f"must be text; found {describe(given)}"
     names = plugins.algorithms()
+    if (reason := _NOT_ALGORITHMS.get(given.lower().replace("-", "_"))) is not None:
+        return f"is {given!r}, and there is no {given.upper()} here: {reason}{_allowed(names)}"
     if (paths.ALGORITHMS / f"{given}.py").is_file():
         return f"is {given!r}, but algorithms/{given}.py has no class with `{plugins.marker(given)}`{_allowed(names)}"
     return f"is {given!r}, which is not allowed{near_miss(given, names)}{_allowed(names)}"

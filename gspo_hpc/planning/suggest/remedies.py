@@ -9,6 +9,7 @@ beside one that may run out of memory stands the next larger change of its kind 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +39,8 @@ _SHORTEST = 256  # tokens of a response
 _LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
 _ROOM = 6  # pairs of a kind for which all layouts are looked at, at most: that takes seconds each
+_ALIKE = 8 * GIB  # of memory, within which cards are about equal
+_ROOMY = 100_000.0  # GB of a GPU with which no rule about memory is broken
 _LARGER_TRIED = 8  # changes that fit after one that may run out of memory, among which one that leaves more is wanted
 
 
@@ -73,7 +76,7 @@ _TENSORS_FIT = "with which the tensors of a layout fit, but not their fragmentat
 _LEAVES = "with which the best layout has room for fragmentation, too"
 _WORDS = {  # for a smaller model
     catalog.Kinship.LINE: "the largest smaller size of this model",
-    catalog.Kinship.FAMILY: "the largest model of this family",
+    catalog.Kinship.FAMILY: "the largest of the smaller models whose names begin alike",
     catalog.Kinship.MAKER: "the largest model of this maker",
     catalog.Kinship.NONE: "the largest known model",
 }
@@ -109,13 +112,29 @@ def _mending(config: Config, asked: Asked) -> dict[str, Any]:
     """Return what fixes the rules that every layout breaks, of settings that are no part of one and of no machine."""
     wider = _budgets(config, asked)
     changed = _changed(config, wider)
-    if _is_allowed(changed, asked) or (found := repair.find(changed)) is None:
+    if _is_allowed(changed, asked):
         return wider
-    mending = wider | {change.key: change.value for change in found.changes if _is_mending(change)}
-    for key in mending.keys() - wider.keys():  # what another layout does without
-        fewer = {other: value for other, value in mending.items() if other != key}
-        mending = fewer if _is_allowed(_changed(config, fewer), asked) else mending
-    return mending if _is_allowed(_changed(config, mending), asked) else wider
+    # What repairs the config as it is may be another layout or machine, with which the rule has nothing to say.
+    for broken in (changed, *_nearest_cut(changed, asked)):
+        if (found := repair.find(broken)) is None:
+            continue
+        mending = wider | {change.key: change.value for change in found.changes if _is_mending(change)}
+        if not _is_allowed(_changed(config, mending), asked):
+            continue
+        for key in mending.keys() - wider.keys():  # what another layout does without
+            fewer = {other: value for other, value in mending.items() if other != key}
+            mending = fewer if _is_allowed(_changed(config, fewer), asked) else mending
+        return mending
+    return wider
+
+
+def _nearest_cut(config: Config, asked: Asked) -> list[Config]:
+    """Return the layout that breaks the fewest rules, on GPUs with memory enough; an empty list if there is none."""
+    search = _search(config, {}, asked)
+    tried = [] if search is None else cuts.every(search.arch, config, asked.keep, search.models)
+    roomy = [with_value(wanted, "cluster.gpu_memory_gb", _ROOMY) for wanted in tried]
+    broken = [len(judge(one, models=asked.models).broken) for one in roomy]
+    return roomy[broken.index(min(broken)) :][:1] if broken else []
 
 
 def _is_mending(change: Change) -> bool:
@@ -284,8 +303,9 @@ def _other_gpu(config: Config) -> Iterator[Idea]:
         for memory in (size for size in devices.sold_sizes() if size > cluster.gpu_memory_gb):
             yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest of those tried")
         return
-    larger = sorted((one for one in devices.DEVICES.values() if one.memory > own.memory), key=lambda one: one.memory)
-    for device in larger:
+    larger = [one for one in devices.DEVICES.values() if one.memory > own.memory]
+    # Of cards with about the same memory, the one that is most like this one comes first.
+    for device in sorted(larger, key=lambda one: (round(one.memory / _ALIKE), abs(math.log(one.flops / own.flops)))):
         yield Idea(
             {"cluster.gpu": device.name}, f"GPUs with {in_gib(device.memory, 0)} GiB each, the smallest of those tried"
         )

@@ -261,6 +261,8 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("batch.=8", "write section.key=value"),
         ("run.max_steps.x=8", "must be a whole number; found a mapping"),
         ("data.train=[", "not valid YAML"),
+        ("algorithm.name=PPO", "algorithm.name is 'PPO', and there is no PPO here: it trains a value model beside the"),
+        ("algorithm.name=dpo", "is 'dpo', and there is no DPO here: it learns from given pairs of answers"),
         ("algorithm.name=gpso", "algorithm.name is 'gpso', which is not allowed; nearest: gspo; allowed: gspo, cispo"),
         ("algorithm.name=loss", 'algorithms/loss.py has no class with `name: Literal["loss"]`; allowed: gspo'),
         ("algorithm.name=[]", "algorithm.name must be text; found a list"),

@@ -73,3 +73,12 @@ def test_a_text_that_names_the_server_starts_none(line: str) -> None:
 def test_options_of_the_launcher_are_not_the_servers() -> None:
     found = convert(f"srun --data_parallel_size 4 trl vllm-serve --model m --tensor_parallel_size 2 &\n{TRL}\n")
     assert (found.config.rollout.tensor_parallel_size, found.config.rollout.engines_per_node) == (2, 1)
+
+
+def test_engines_that_nodes_do_not_divide_are_rounded_down() -> None:
+    """Three engines over two nodes: one on each, which is told; two on each would be GPUs that nobody has."""
+    serve = "trl vllm-serve --model m --tensor_parallel_size 2 --data_parallel_size 3 &"
+    run = TRL.replace("--num_processes 4", "--num_machines 2 --num_processes 8")
+    found = convert(f"{serve}\n{run}\n")
+    assert (found.config.cluster.nodes, found.config.rollout.engines_per_node) == (2, 1)
+    assert any("3 in the original, and 2 here" in line for line in found.differs)

@@ -85,6 +85,22 @@ def test_an_optimizer_that_waits_on_the_host_is_not_on_the_gpu_beside_what_stays
     assert "optimizer" not in held.host
 
 
+def test_log_prob_passes_are_counted_by_the_larger_of_their_budgets() -> None:
+    kl = {"algorithm": {"kl_beta": 0.01}}
+    names = ("micro_batch_tokens", "logprob_micro_batch_tokens", "reference_micro_batch_tokens")
+    small = dict.fromkeys(names, 16384) | {"steps_per_generation": 2}  # with one there is no pass for old log-probs
+    whole = estimated(made(batch=small, **kl)).phase("logprobs").parts
+    for name in names[1:]:
+        more = estimated(made(batch=small | {name: 65536}, **kl)).phase("logprobs").parts
+        assert {key for key in more if more[key] > whole[key]} >= {"activations"}, name
+
+
+def test_in_log_prob_passes_an_optimizer_that_waits_on_the_host_takes_nothing() -> None:
+    stays = {"offload_parts": ["weights", "gradients"]}
+    held, away = (estimated(made(memory=stays | {"offload_optimizer": off})) for off in (False, True))
+    assert held.phase("logprobs").parts["optimizer"] > 0 and "optimizer" not in away.phase("logprobs").parts
+
+
 def test_the_host_keeps_the_reference_and_the_policy_while_they_change_places() -> None:
     plain, kl = estimated(made()), estimated(made(algorithm={"kl_beta": 0.01}))
     assert "reference_and_policy" not in plain.host

@@ -110,6 +110,21 @@ def test_a_fix_prefers_the_same_model_in_another_size() -> None:
     assert models[0] == "Qwen/Qwen2.5-Coder-3B-Instruct"  # in another layout; the one as it is holds 1.5B
 
 
+def test_what_every_layout_breaks_is_mended_also_where_the_config_lacks_memory() -> None:
+    """The nearest repair of the config itself is another layout or GPU, which says nothing of cores: nothing but larger
+    GPUs and smaller models was offered."""
+    config = made("zai-org/GLM-4.5-Air", 4, 8, slurm={"cpus_per_task": 8})
+    assert "breaks the rule cpus_per_task_suffice" in remedies.lacking(layouts.Search(config))
+    (one,) = remedies.find(config)
+    assert one.changes == {"slurm.cpus_per_task": 12} and one.text == "what fixes a rule that every layout breaks"
+
+
+def test_of_gpus_with_about_the_same_memory_the_one_most_like_this_one_comes_first() -> None:
+    """H100-PCIe has a tenth of a GiB less than A100-80GB, which was never offered."""
+    names = [one.changes["cluster.gpu"] for one in remedies._other_gpu(made("Qwen3-8B", 1, 1, "A100-40GB"))]
+    assert names[:2] == ["L40S-48GB", "A100-80GB"]
+
+
 @pytest.mark.parametrize("short", ["micro_batch_tokens", "logprob_micro_batch_tokens"])
 def test_a_token_budget_that_is_too_small_is_named_and_made_larger(short: str) -> None:
     """Shorter responses on twice the GPUs were offered for it."""

@@ -46,6 +46,19 @@ def test_responses_are_halved_down_to_256_tokens() -> None:
     assert tried == [2048, 1024, 512, 256]
 
 
+def test_budgets_are_lowered_with_the_responses_that_they_hold() -> None:
+    """Else the micro-batches of shorter responses would be as large as before, and nothing would fit that did not."""
+    config = from_dict(
+        {"rollout": {"max_prompt_length": 512, "max_response_length": 4096}, "batch": {"micro_batch_tokens": 9216}}
+    )
+    budgets = [one.changes["batch.micro_batch_tokens"] for one in remedies._shorter_responses(config)]
+    assert budgets == [2560, 1536, 1024, 768]
+    assert not any(
+        "batch.micro_batch_tokens" in one.changes
+        for one in remedies._shorter_responses(from_dict({"batch": {"micro_batch_size": 4}}))
+    )
+
+
 @pytest.mark.parametrize(("stages", "warned"), [(4, False), (8, True)])
 def test_a_long_pipeline_that_keeps_its_activations_is_warned_of(stages: int, warned: bool) -> None:
     """Above 4 stages, as the warning itself says; recomputation ends it."""

@@ -310,6 +310,15 @@ def test_retain_keeps_the_newest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["1000000"]
 
 
+def test_retain_counts_only_what_is_committed(tmp_path: Path) -> None:
+    """A folder of a later step without its marker is no checkpoint: it takes no place of one that is."""
+    for step in (5, 10):
+        save(tmp_path, step)
+    (tmp_path / "000020").mkdir()
+    retain(tmp_path, 2)
+    assert [path.name for path in list_committed(tmp_path)] == ["000005", "000010"]
+
+
 def test_retain_works_beside_what_a_kill_left_of_another(tmp_path: Path) -> None:
     """A checkpoint of the same step was being deleted when the run was killed, and was saved again since."""
     left = staging_path(tmp_path, 10)
