@@ -68,6 +68,7 @@ def test_the_sync_and_the_rest_of_the_calibration_row_are_each_as_published(cali
 def test_the_step_of_a_mixture_bounds_both_constants_of_experts(calibration: ModuleType) -> None:
     """It is one number: with none of the engine's seconds products must be slower, with the most as fast as can be."""
     least, most = calibration.bounds("EXPERTS_SECONDS")
+    assert "EXPERTS_SECONDS" in calibration.FREE  # the table of bounds
     assert least.value == 0.0 < rates.EXPERTS_SECONDS < most.value < 3e-4
     assert least.found.experts_efficiency < rates.EXPERTS_EFFICIENCY < most.found.experts_efficiency
     assert most.found.experts_efficiency == pytest.approx(1.0, abs=0.02)
