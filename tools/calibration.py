@@ -16,13 +16,15 @@ from typing import Any
 from published_runs import CUT_SHARE, KNOWN_H20, RUNS, Run, inferred
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.planning.estimates import devices, engines, rates
-from gspo_hpc.planning.estimates.time import Times, Work
+from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.estimates import devices, engines, passes, rates, time
+from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.time import Sizes, Times, Work
 from gspo_hpc.planning.plan import make_plan
 
 H20, GB200 = "H20-96GB", "GB200-186GB"
 FORMER_SPREAD = 0.8  # when the rows of H20 whose lengths are published were first compared
-FREE = ("EFFICIENCY", "STEP_SECONDS", "LAYER_SECONDS")  # whole steps do not tell these apart
+FREE = ("EFFICIENCY", "STEP_SECONDS", "LAYER_SECONDS", "EXPERTS_SECONDS")  # whole steps do not tell these apart
 
 
 def _row(key: str) -> Run:
@@ -89,10 +91,11 @@ class Determined:
     spread: float
     products: float  # of H20
     reads: float  # of H20
+    sync: float
+    overhead: float
     switch: float
     launching: float  # of GB200
     experts_efficiency: float
-    experts_seconds: float  # with the experts' efficiency as it is
 
     @property
     def possible(self) -> bool:
@@ -103,13 +106,15 @@ class Determined:
             rates.EFFICIENCY * self.products,
             rates.BANDWIDTH * self.reads,
         )
-        return self.switch >= 0 and self.launching >= 1 and max(shares) <= 1
+        least = min(self.sync, self.overhead, self.switch)
+        return least >= 0 and self.launching >= 1 and max(shares) <= 1
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Have these values for a while, but for the spread and the seconds of experts."""
+        """Have these values for a while, but for the spread."""
         with (
             varied(SWITCH_SECONDS=self.switch, EXPERTS_EFFICIENCY=self.experts_efficiency),
+            varied(SYNC_SECONDS=self.sync, OVERHEAD_SECONDS=self.overhead),
             card(H20, products=self.products, reads=self.reads),
             card(GB200, launching=self.launching),
         ):
@@ -135,16 +140,18 @@ def determined() -> Determined:
     """Return what the calibration rows determine, each figure by one published number."""
     products = _solve(lambda value: -_phase("update", products=value), 0.1, 10.0)
     reads = _solve(lambda value: -_phase("generation", products=products, reads=value), 0.05, 5.0)
-    switch = _solve(lambda value: _step(_SHARED, SWITCH_SECONDS=value), -100.0, 100.0)
+    sync = rates.SYNC_SECONDS - _phase("sync")  # what its bytes do not take
+    overhead = _H20_ROW.seconds - sum(_H20_ROW.phases.values())
+    with varied(SYNC_SECONDS=sync, OVERHEAD_SECONDS=overhead):
+        switch = _solve(lambda value: _step(_SHARED, SWITCH_SECONDS=value), -100.0, 100.0)
 
-    def slower(launching: float) -> float:
-        with card(GB200, launching=launching):
-            return _step(_GB200_ROW, SWITCH_SECONDS=switch)
+        def slower(launching: float) -> float:
+            with card(GB200, launching=launching):
+                return _step(_GB200_ROW, SWITCH_SECONDS=switch)
 
-    # The mixture's row is one number for two constants: each is given with the other as it is.
-    efficiency = _solve(lambda value: -_step(_MIXTURE, SWITCH_SECONDS=switch, EXPERTS_EFFICIENCY=value), 0.02, 5.0)
-    seconds = _solve(lambda value: _step(_MIXTURE, SWITCH_SECONDS=switch, EXPERTS_SECONDS=value), -1e-3, 1e-3)
-    return Determined(_spread(), products, reads, switch, _solve(slower, -10.0, 60.0), efficiency, seconds)
+        launching = _solve(slower, -10.0, 60.0)
+        experts = _solve(lambda value: -_step(_MIXTURE, SWITCH_SECONDS=switch, EXPERTS_EFFICIENCY=value), 0.02, 5.0)
+    return Determined(_spread(), products, reads, sync, overhead, switch, launching, experts)
 
 
 @dataclass(frozen=True)
@@ -173,9 +180,13 @@ def _bound(name: str, far: float) -> Bound:
     value = near + low * (far - near)
     with varied(**{name: value}):
         found = determined()
-        with found.used():
-            errors = [run.estimate().rollout / run.seconds - 1.0 for run in RUNS if run.is_known_prediction]
-    return Bound(value, found, tuple(errors))
+        return Bound(value, found, _errors(found))
+
+
+def _errors(found: Determined) -> tuple[float, ...]:
+    """Return the errors of the predictions whose lengths are published, with values that calibration rows determine."""
+    with found.used():
+        return tuple(run.estimate().rollout / run.seconds - 1.0 for run in RUNS if run.is_known_prediction)
 
 
 @cache
@@ -189,10 +200,14 @@ def bounds(name: str) -> tuple[Bound, Bound]:
 def before() -> dict[str, Times]:
     """Return the estimates of all runs on H20 with the constants that KNOWN_H20 was first compared with.
 
-    No figure was that of a card, lengths spread less, and the switch was counted where the trainer stays as well.
+    No figure was that of a card, lengths spread less, a switch was counted where the trainer stays as well, and what a
+    sync takes beside its bytes was called overhead. Engines were in eager mode nowhere.
     """
     found: dict[str, Times] = {}
-    with varied(SPREAD=FORMER_SPREAD), card(H20, products=1.0, reads=1.0):
+    former = varied(
+        SPREAD=FORMER_SPREAD, SWITCH_SECONDS=13.0, SYNC_SECONDS=0.0, OVERHEAD_SECONDS=3.0, EAGER_SECONDS=0.0
+    )
+    with former, card(H20, products=1.0, reads=1.0):
         for run in RUNS:
             if run.config["cluster"]["gpu"] != "H20":
                 continue
@@ -219,4 +234,67 @@ def otherwise() -> dict[str, tuple[float, ...]]:
     slower = _solve(lambda value: _phase("generation", reads=1.0, launching=value), 0.0, 50.0)
     with card(H20, reads=1.0, launching=slower):
         found["launches"] = tuple(run.estimate().rollout / run.seconds - 1.0 for run in held)
+    return found
+
+
+@contextmanager
+def _syncs_more(extra: Callable[[Sizes, Config], float]) -> Iterator[None]:
+    """Have syncs that take so many seconds more for a while, in place of SYNC_SECONDS."""
+    kept = passes.sync
+
+    def counted(model: Sizes, config: Config, device: Device) -> float:
+        return kept(model, config, device) + extra(model, config)
+
+    passes.sync = counted
+    try:
+        with varied(SYNC_SECONDS=0.0):
+            yield
+    finally:
+        passes.sync = kept
+
+
+@cache
+def other_syncs() -> dict[str, tuple[float, ...]]:
+    """Return errors of the predictions whose lengths are published if syncs took their seconds otherwise.
+
+    The names are those of what the calibration row's seconds would be divided by: layers, or bytes; or "apart", where
+    engines on GPUs of their own take the same seconds. All other constants are determined anew.
+    """
+    row = time.sizes_of(from_dict(_H20_ROW.config))
+    more = determined().sync
+
+    def colocated(config: Config) -> bool:
+        return config.rollout.mode == "colocate"
+
+    counted: dict[str, Callable[[Sizes, Config], float]] = {
+        "layers": lambda model, config: more * model.layers / row.layers * colocated(config),
+        "bytes": lambda model, config: more * model.parameters / row.parameters * colocated(config),
+        "apart": lambda model, config: more,
+    }
+    found: dict[str, tuple[float, ...]] = {}
+    for name, extra in counted.items():
+        with _syncs_more(extra):
+            found[name] = _errors(determined())
+    return found
+
+
+@cache
+def other_mixtures() -> dict[str, dict[str, float]]:
+    """Return errors of predictions of mixtures if what products of experts take more were counted otherwise.
+
+    Now it is a share of a card's operations. It could be launches, which are no faster on faster cards: then their
+    products reach what others do. Lengths that are inferred are so anew.
+    """
+    held = [run for run in RUNS if run.role == "prediction" and "A3B" in run.title]
+    found: dict[str, dict[str, float]] = {}
+    with varied(SWITCH_SECONDS=determined().switch, EXPERTS_EFFICIENCY=rates.EFFICIENCY):
+        launch = _solve(lambda value: _step(_MIXTURE, EXPERT_LAUNCH=value), 0.0, 1e-2)
+    cases: dict[str, dict[str, float]] = {
+        "operations": {},
+        "launches": {"EXPERTS_EFFICIENCY": rates.EFFICIENCY, "EXPERT_LAUNCH": launch},
+    }
+    for name, constants in cases.items():
+        with varied(**constants):
+            lengths = {run.key: inferred(run) if run.tokens is None else run.tokens for run in held}
+            found[name] = {run.title: run.estimate_for(lengths[run.key]).rollout / run.seconds - 1.0 for run in held}
     return found

@@ -207,7 +207,8 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
         optimizer = 12.0 * (model.adapters / at.pp or own) / (replicas if config.optimizer.distributed else 1)
         each_way = _ITEM * own * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * each_way / device.host_bytes_per_s
-    return needed
+    shared = config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
+    return needed + rates.SYNC_SECONDS * shared
 
 
 def _matrix(model: Sizes) -> int:

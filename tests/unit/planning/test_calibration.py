@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gspo_hpc.planning.estimates import devices, rates
+from gspo_hpc.planning.estimates import devices, passes, rates
 
 TOOLS = str(Path(__file__).parents[3] / "tools")
 
@@ -18,7 +18,7 @@ TOOLS = str(Path(__file__).parents[3] / "tools")
 def calibration(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(TOOLS)
     yield __import__("calibration")
-    for name in ("calibration", "published_runs"):
+    for name in ("calibration", "published_runs", "published_syncs", "estimates", "generated"):
         sys.modules.pop(name, None)
 
 
@@ -26,6 +26,7 @@ def test_constants_are_what_calibration_rows_determine_rounded(calibration: Modu
     found, h20 = calibration.determined(), devices.find("H20")
     assert (h20.products, h20.reads) == (round(found.products, 2), round(found.reads, 2))
     assert round(found.spread, 1) == rates.SPREAD
+    assert (round(found.sync, 1), round(found.overhead, 1)) == (rates.SYNC_SECONDS, rates.OVERHEAD_SECONDS)
     assert round(found.switch) == rates.SWITCH_SECONDS
     assert round(found.launching) == devices.find("GB200").launching
     assert 0.05 * round(found.experts_efficiency / 0.05) == pytest.approx(rates.EXPERTS_EFFICIENCY)
@@ -48,7 +49,35 @@ def test_other_constants_and_cards_are_put_back(calibration: ModuleType) -> None
     h20, kept = devices.find("H20"), rates.SPREAD
     calibration.before()
     calibration.otherwise()
+    sync, constants = passes.sync, (rates.SYNC_SECONDS, rates.EXPERTS_EFFICIENCY, rates.EXPERT_LAUNCH)
+    calibration.other_syncs()
+    calibration.other_mixtures()
     assert devices.find("H20") == h20 and rates.SPREAD == kept
+    assert passes.sync is sync
+    assert (rates.SYNC_SECONDS, rates.EXPERTS_EFFICIENCY, rates.EXPERT_LAUNCH) == constants
+
+
+def test_the_sync_and_the_rest_of_the_calibration_row_are_each_as_published(calibration: ModuleType) -> None:
+    """Near together is not enough: a sync that is too low and an overhead that is too high would cancel."""
+    (row,) = (run for run in calibration.KNOWN_H20 if run.calibration)
+    seconds, rest = row.estimate().seconds, row.seconds - sum(row.phases.values())
+    assert seconds["sync"] == pytest.approx(row.phases["sync"], rel=0.02)
+    assert seconds["other"] == pytest.approx(rest, abs=0.05)
+
+
+def test_the_step_of_a_mixture_bounds_both_constants_of_experts(calibration: ModuleType) -> None:
+    """It is one number: with none of the engine's seconds products must be slower, with the most as fast as can be."""
+    least, most = calibration.bounds("EXPERTS_SECONDS")
+    assert "EXPERTS_SECONDS" in calibration.FREE  # the table of bounds
+    assert least.value == 0.0 < rates.EXPERTS_SECONDS < most.value < 3e-4
+    assert least.found.experts_efficiency < rates.EXPERTS_EFFICIENCY < most.found.experts_efficiency
+    assert most.found.experts_efficiency == pytest.approx(1.0, abs=0.02)
+    assert least.found.switch == most.found.switch == calibration.determined().switch
+
+
+def test_the_source_of_every_constant_is_told(calibration: ModuleType) -> None:
+    used = {name for name, value in vars(rates).items() if name.isupper() and isinstance(value, float)}
+    assert set(__import__("estimates").ORIGINS) == used
 
 
 def test_one_row_of_the_benchmark_calibrates(calibration: ModuleType) -> None:

@@ -189,3 +189,14 @@ def test_a_switch_takes_time_where_the_trainer_leaves_its_gpus() -> None:
     apart = made(rollout={"mode": "server", "engines_per_node": 4})
     found = [estimated(config).seconds["other"] for config in (leaves, stays, apart)]
     assert found == [rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS, *[rates.OVERHEAD_SECONDS] * 2]
+
+
+def test_a_sync_on_shared_gpus_has_seconds_beside_its_bytes() -> None:
+    """Engines sleep and wake there; those with GPUs of their own go on, and on CPUs there is nothing to wake."""
+    shared, cpu = made(), made(cluster={"platform": "cpu"}, optimizer={"distributed": False})
+    apart = made(rollout={"mode": "server", "engines_per_node": 4})
+    for config, seconds in ((shared, rates.SYNC_SECONDS), (apart, 0.0), (cpu, 0.0)):
+        found = passes.sync(sizes(config), config, DEVICE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rates, "SYNC_SECONDS", 0.0)
+            assert found - passes.sync(sizes(config), config, DEVICE) == pytest.approx(seconds)
