@@ -26,7 +26,7 @@ from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.batch import PackedBatch
 from gspo_hpc.ops.weight_parts import Memory, Part, stream_of
 from gspo_hpc.policy import compat
-from gspo_hpc.policy.model import DTYPES, mark_shards, recompute
+from gspo_hpc.policy.model import DTYPES, mark_experts, mark_shards, recompute
 from gspo_hpc.system.progress import limited
 
 _START_SECONDS = 1800.0  # for a load, and the time of its bytes at the slowest rate that is no hang
@@ -93,6 +93,7 @@ class Bridged:
             last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
             chunk = loader.build_model(first, last, vp_stage=stage)
             mark_shards(chunk)
+            mark_experts(chunk)
             chunks.append(chunk.to(device))
         return chunks
 

@@ -189,6 +189,19 @@ def mark_shards(model: torch.nn.Module) -> None:
                 set_tensor_model_parallel_attributes(weight, True, dim, 1)
 
 
+def mark_experts(model: torch.nn.Module) -> None:
+    """Mark the weights of experts that other ranks share than share the rest of the model.
+
+    Megatron marks them only with expert parallelism. Without the mark, experts whose tensor parallelism is not that of
+    the rest have their gradients summed over the replicas of the rest alone, and not over all ranks that hold them.
+    """
+    if parallel_state.get_expert_tensor_parallel_world_size() == parallel_state.get_tensor_model_parallel_world_size():
+        return
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            setattr(weight, "allreduce", False)  # noqa: B010 (an attribute torch lacks)
+
+
 def build(arch: Architecture, config: Config, device: torch.device) -> list[PackedGPTModel]:
     """Return this rank's chunks of the model, without weights; ``gspo_hpc.policy.weight_stream`` loads them.
 
@@ -230,6 +243,7 @@ def _chunk(
     compat.set_rotary(model, PositionedRotary(arch.rope, arch.head_dim, device))
     model.fused = fused
     mark_shards(model)
+    mark_experts(model)
     if config.adapter.type is not None:
         lora.attach(model, config.adapter, arch)
     return model.to(device)

@@ -62,6 +62,10 @@ EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, and what the
     "ep2": (2, {"parallel": EP2}),
     "etp2": (2, {"parallel": TP2 | SP}),  # as many as split the rest, where nothing else is said
     "tp2-ep2-etp1": (2, {"parallel": TP2 | SP | EP2 | {"expert_tensor_parallel_size": 1}}),
+    # Without expert parallelism, and still with other ranks than those that share the rest of the model.
+    "tp2-etp1": (2, {"parallel": TP2 | SP | {"expert_tensor_parallel_size": 1}}),
+    "tp1-etp2": (2, {"parallel": {"expert_tensor_parallel_size": 2}}),
+    "tp2-etp1-distributed": (4, {"parallel": TP2 | SP | {"expert_tensor_parallel_size": 1}, **DISTRIBUTED}),
     "cp2-ep2": (2, {"parallel": CP2 | EP2}),
     "etp2-recomputed": (2, {"parallel": TP2 | SP, "memory": {"recompute_granularity": "full"}}),
     "ep2-distributed": (2, {"parallel": EP2, **DISTRIBUTED}),
@@ -134,7 +138,7 @@ MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between
     ("tp4-sp", "qwen3-untied", 4, PRODUCTS["tp4-sp"]),
     ("pp2-uneven", "llama-tied", 2, LAYOUTS["pp2-uneven"]),
     ("six-pp2-vpp2", "llama-six", 2, SHAPED["six-pp2-vpp2"][2]),
-    *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2")),
+    *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2", "tp2-etp1-distributed")),
 ]
 
 
@@ -168,6 +172,7 @@ HELD: dict[str, tuple[int, str, dict[str, Any]]] = {  # whose memory is held aga
     "tp4-sp": (4, "qwen3-untied", PRODUCTS["tp4-sp"]),
     "dp2-distributed-bfloat16": (2, "llama-half", {"model_dtype": "bfloat16", **DISTRIBUTED}),
     "ep2-distributed": (2, EXPERTS[-1], EXPERT_LAYOUTS["ep2-distributed"][1]),
+    "tp2-etp1-distributed": (4, EXPERTS[-1], EXPERT_LAYOUTS["tp2-etp1-distributed"][1]),
     "tp2-ep2-etp2": (4, "qwen2moe-tied", EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
     "pp2-ep2": (4, "mixtral-untied", EXPERT_LAYOUTS["pp2-ep2"][1]),
 }
