@@ -45,7 +45,7 @@ from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import compat, passes, schedule
 from gspo_hpc.policy import model as model_building
 from gspo_hpc.policy import weight_stream as weights
-from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.adapters import matrices
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import (
@@ -297,8 +297,8 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
     settings = config(model, world, **sections)
     made, _ = policy(settings)
     objective, rollout = algorithms.resolve(settings.algorithm), spread(made)
-    drawn = lora.first_values(7)
-    lora.fill(
+    drawn = matrices.first_values(7)
+    matrices.fill(
         made.chunks, lambda name, shape: drawn(name.replace("lora_B", "lora_A"), shape)
     )  # B too: A has a gradient
     arrays = {f"first/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
@@ -395,7 +395,7 @@ def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
             _gather_gradients(policy)
         found.update(
             (f"gradient/{name}", whole.cpu().numpy().copy())
-            for name, whole in lora.whole_matrices(
+            for name, whole in matrices.whole_matrices(
                 policy.chunks, policy.arch, policy.config.adapter, lambda parameter: parameter.main_grad
             )
         )

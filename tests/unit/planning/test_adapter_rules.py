@@ -33,8 +33,8 @@ def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"targets": ["all-linear", "embed_tokens"]}, {}, "adapter_targets_known", "all of its rows"),
         ({"dropout": 0.05}, {}, "adapter_dropout", "(0.05) must be 0"),
         ({"rank": 1025}, {}, "adapter_rank", "(1025) must be at most 1024"),
-        ({}, {"model": {"path": "Qwen3-30B-A3B"}}, "adapter_dense_model", "no adapters for experts"),
-        ({}, {"model": {"path": "Qwen3.5-4B"}}, "adapter_dense_model", "no adapters for this family of models"),
+        ({"rank": 513}, {"model": {"path": "Qwen3-30B-A3B"}}, "adapter_rank", "(513) must be at most 512"),
+        ({}, {"model": {"path": "Qwen3.5-4B"}}, "adapter_known_layers", "no adapters for this family of models"),
         ({}, {"model": {"path": "Qwen3-8B", "layers": "transformer_engine"}}, "adapter_layers_of_torch", "fuse a norm"),
     ],
 )
