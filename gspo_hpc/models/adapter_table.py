@@ -14,8 +14,8 @@ ALL = "all-linear"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 _MIXTRAL_FAMILY = "MixtralForCausalLM"  # whose layers have experts, all of them, with names of their own
-_TO_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-_OF_MIXTRAL = {theirs: target for target, theirs in _TO_MIXTRAL.items()}
+TO_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_OF_MIXTRAL = {theirs: target for target, theirs in TO_MIXTRAL.items()}
 
 
 @dataclass(frozen=True)
@@ -142,4 +142,4 @@ def _linears(targets: Sequence[str], places: Mapping[str, _Place]) -> list[Adapt
 
 def _last(arch: Architecture, target: str) -> str:
     """Return the last part of the name that a target has in this family of models, whose MLPs are all alike."""
-    return _TO_MIXTRAL.get(target, target) if arch.family == _MIXTRAL_FAMILY else target
+    return TO_MIXTRAL.get(target, target) if arch.family == _MIXTRAL_FAMILY else target

@@ -258,6 +258,7 @@ ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 ADAPTED_EXPERTS = ("experts-one", "ep2-distributed", "tp2-ep2-etp2", "pp2-ep2-distributed")  # of a model with experts
+ADAPTED_EXPORTED = ("ep2-distributed", "tp2-ep2-etp2")  # of these, checkpoints that are converted
 
 
 def saved_one(name: str) -> str:
@@ -465,6 +466,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         if not name.endswith("16"):
             worlds[world][f"adapted-from-one-{name}"] = ("adapters_loaded", of_one | sections)
             back[f"adapted-to-one-{name}"] = ("adapters_loaded", of_this)
+    for name in ADAPTED_EXPORTED:
+        given = {"model": str(models["qwen3moe-odd"]), **LORA, "folder": str(folder / f"adapters-{name}")}
+        back[f"adapted-exported-{name}"] = ("adapters_exported", {**given, "out": str(folder / f"exported-{name}")})
     for name, (world, sections) in TAUGHT.items():
         both = {"model": tied, "teacher": str(models["qwen3-teacher"]), **sections}
         worlds[world][f"taught-{name}"] = ("taught", both)

@@ -26,7 +26,16 @@ from gspo_hpc.models import adapter_table, architecture
 from gspo_hpc.ops import peft_folder
 from gspo_hpc.planning.estimates import activations, adapters, parameters
 from tests.gloo import cases
-from tests.gloo.layouts import ADAPTED, ADAPTED_HELD, ADAPTED_KEPT, ADAPTED_MERGED, ADAPTED_SAVED, Arrays, saved_one
+from tests.gloo.layouts import (
+    ADAPTED,
+    ADAPTED_EXPORTED,
+    ADAPTED_HELD,
+    ADAPTED_KEPT,
+    ADAPTED_MERGED,
+    ADAPTED_SAVED,
+    Arrays,
+    saved_one,
+)
 from tests.gloo.reference import assert_takes_what_is_planned
 
 CASES = "adapted-.*"
@@ -252,6 +261,25 @@ def test_a_checkpoint_of_adapters_moves_between_layouts(name: str, results: dict
                 continue
             moved = np.linalg.norm(expected - before[f"saved/{matrix}"])
             assert np.linalg.norm(after[key] - expected) <= 1e-3 * moved, key
+
+
+@pytest.mark.parametrize("name", ADAPTED_EXPORTED)
+def test_a_checkpoint_of_experts_is_converted_both_ways(
+    name: str, models: dict[str, Path], results: dict[str, Arrays]
+) -> None:
+    """To peft and back bit for bit, and merged into the base."""
+    found, base = results[f"adapted-exported-{name}"], load_file(models["qwen3moe-odd"] / "model.safetensors")
+    saved = {key.removeprefix("saved/"): one for key, one in results[f"adapted-saved-{name}"].items() if "saved" in key}
+    assert sum(key.startswith("again/") for key in found) == len(saved) == 2 * 3 * (4 + 6 * 3)
+    for key, matrix in saved.items():
+        assert np.array_equal(found[f"again/{key}"], matrix), key
+        assert np.array_equal(found[f"peft/base_model.model.{key}.weight"], matrix), key
+    assert {key.removeprefix("merged/") for key in found if key.startswith("merged/")} == base.keys()
+    for key, weight in base.items():
+        module, expected = key.removesuffix(".weight"), weight.numpy()
+        if f"{module}.lora_A" in saved:
+            expected = expected + 2.0 * saved[f"{module}.lora_B"] @ saved[f"{module}.lora_A"]
+        np.testing.assert_allclose(found[f"merged/{key}"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ADAPTED_HELD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
-from gspo_hpc.models.adapter_table import ALL, TARGETS, examples, kinds
+from gspo_hpc.models.adapter_table import ALL, TARGETS, TO_MIXTRAL, examples, kinds
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -14,6 +14,8 @@ from gspo_hpc.system.text import near_miss
 _OTHERS = {
     "embed_tokens": "engines would need all of its rows again after every update",
     "lm_head": "the head is computed in chunks, from its weight alone",
+    "gate": "routers stay as they are",
+    **{theirs: f"here its name is {target}" for target, theirs in TO_MIXTRAL.items()},
 }
 
 

@@ -31,6 +31,8 @@ def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"targets": []}, {}, "adapter_targets_known", "nothing would be trained"),
         ({"targets": ["lm_head"]}, {}, "adapter_targets_known", "computed in chunks"),
         ({"targets": ["all-linear", "embed_tokens"]}, {}, "adapter_targets_known", "all of its rows"),
+        ({"targets": ["q_proj", "gate"]}, {}, "adapter_targets_known", "routers stay as they are"),
+        ({"targets": ["w2"]}, {}, "adapter_targets_known", "here its name is down_proj"),
         ({"dropout": 0.05}, {}, "adapter_dropout", "(0.05) must be 0"),
         ({"rank": 1025}, {}, "adapter_rank", "(1025) must be at most 1024"),
         ({"rank": 513}, {"model": {"path": "Qwen3-30B-A3B"}}, "adapter_rank", "(513) must be at most 512"),
