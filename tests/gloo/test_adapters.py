@@ -1,6 +1,6 @@
 """LoRA in every layout, dense models and experts: against one rank and `peft`, its base as it was, saved and loaded.
 
-Two minutes and a half beside three busy processes; the cases take 110 s of processor time, half of it with experts.
+Ten minutes on two cores that others keep busy; the cases take about 140 s of processor time, 80 of them with experts.
 
 It would catch: a gradient that is not summed over the ranks that share an adapter, or is summed twice; rows of queries,
 keys and values, or of gate and up, that got each other's adapter; an expert that got another one's; an adapter that
