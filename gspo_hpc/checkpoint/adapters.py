@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gspo_hpc.checkpoint import compat, index
 from gspo_hpc.config.schema import Adapter, Config
-from gspo_hpc.models.adapter_table import AdapterPart, chosen, shapes
+from gspo_hpc.models.adapter_table import AdapterPart, shapes, targets_of
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import hf_folder, peft_folder
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
-from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.adapters import lora, matrices
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.system.files import Entry
 
@@ -33,13 +34,26 @@ State = dict[str, Any]
 def state(chunks: Sequence[Any]) -> State:
     """Return Megatron's sharded state of this rank's adapters, by the number of their chunk and their name."""
     return {
-        str(number): {name: _sharded(name, module, part, which) for name, module, part, which in lora.matrices([chunk])}
+        str(number): {
+            name: _sharded(name, module, part, which) for name, module, part, which in matrices.of_chunks([chunk])
+        }
         for number, chunk in enumerate(chunks)
     }
 
 
 def _sharded(name: str, module: lora.Lora, part: AdapterPart, which: str) -> ShardedTensor:
     matrix, dim = module.matrix(part, which), module.cut_dim(which)
+    if module.expert is not None:
+        size, rank = (
+            parallel_state.get_expert_tensor_parallel_world_size(),
+            parallel_state.get_expert_tensor_parallel_rank(),
+        )
+        copy = parallel_state.get_expert_data_parallel_rank()
+        places = [] if dim is None else [(dim, rank, size)]
+        of_expert: ShardedTensor = ShardedTensor.from_rank_offsets(
+            name, matrix, *places, replica_id=(0, rank if dim is None else 0, copy)
+        )
+        return of_expert
     found: ShardedTensor = (
         make_sharded_tensor_for_checkpoint(matrix, name)
         if dim is None
@@ -52,7 +66,7 @@ def _sharded(name: str, module: lora.Lora, part: AdapterPart, which: str) -> Sha
 def load(chunks: Sequence[Any], loaded: State) -> None:
     """Give this rank's adapters the values that were loaded into the state of :func:`state`."""
     for number, chunk in enumerate(chunks):
-        for name, module, part, which in lora.matrices([chunk]):
+        for name, module, part, which in matrices.of_chunks([chunk]):
             module.matrix(part, which).copy_(loaded[str(number)][name])
 
 
@@ -84,7 +98,7 @@ def settings(shards: Path, alpha: float | None) -> Adapter | None:
     alpha = compat.common(shards).get("alpha", alpha)
     if alpha is None:
         raise ValueError(f"{shards} does not say how its adapters are scaled: give --alpha, the run's adapter.alpha")
-    targets = chosen(sorted({key.split(".")[-2] for key in found}))
+    targets = targets_of(key.removesuffix(".lora_A") for key in found)
     return Adapter(type="lora", rank=next(iter(found.values()))[0], alpha=float(alpha), targets=targets)
 
 
@@ -93,15 +107,15 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
 
     It is read from `config.model.path` a tensor at a time; ValueError where it is not what adapters were trained on.
     """
-    matrices, base = read(shards, arch, config)
+    found, base = read(shards, arch, config)
     path, dtype = str(config.model.path), DTYPES[config.model.dtype]
     present = Fingerprint()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in _base(arch, config, present):
             module = name.removesuffix(".weight")
-            if (a := matrices.get(f"{module}.lora_A")) is not None:
-                transposed = lora.product(a, matrices[f"{module}.lora_B"])
+            if (a := found.get(f"{module}.lora_A")) is not None:
+                transposed = lora.product(a, found[f"{module}.lora_B"])
                 weight = lora.added(weight, transposed, config.adapter.alpha / config.adapter.rank)
             yield name, weight
         refuse_other_base(base, present.text(present.values()), path)
@@ -141,8 +155,8 @@ def _base(arch: Architecture, config: Config, present: Fingerprint) -> Iterator[
 
 def to_peft(shards: Path, arch: Architecture, config: Config, out: Path) -> None:
     """Write the adapters in `shards` alone, as a folder in the format of peft, whole or not at all."""
-    matrices, _ = read(shards, arch, config)
-    peft_folder.write(out, config.adapter, str(config.model.path), matrices)
+    found, _ = read(shards, arch, config)
+    peft_folder.write(out, config.adapter, str(config.model.path), found)
 
 
 def refuse_other_base(stored: str | None, present: str | None, path: str) -> None:

@@ -5,13 +5,17 @@ No torch, so that a plan can count what is trained; :mod:`gspo_hpc.policy.adapte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gspo_hpc.models.architecture import Architecture
 
 ALL = "all-linear"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+_MIXTRAL_FAMILY = "MixtralForCausalLM"  # whose layers have experts, all of them, with names of their own
+TO_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_OF_MIXTRAL = {theirs: target for target, theirs in TO_MIXTRAL.items()}
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,12 @@ class AdapterPart:
 class AdaptedLinear:
     """A linear layer of Megatron's that holds one or several of Hugging Face's, some of which have adapters."""
 
-    path: str  # in its layer
+    path: str  # in its layer, or of an expert: in that
     parts: tuple[AdapterPart, ...]  # in the order of their rows
     cut: str  # of its weight, as in WeightMapping: "qkv" and "gate_up" are cut by rows, "columns" by columns
+    expert: int | None = (
+        None  # its expert's number in the layer, if it has one: then only some ranks of a stage hold it
+    )
 
 
 def chosen(targets: Sequence[str]) -> tuple[str, ...]:
@@ -38,32 +45,101 @@ def chosen(targets: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in TARGETS if name in targets or ALL in targets)
 
 
+def targets_of(modules: Iterable[str]) -> tuple[str, ...]:
+    """Return the targets to which layers belong that have these names at Hugging Face, in the order of TARGETS."""
+    last = {module.rpartition(".")[2] for module in modules}
+    return chosen([_OF_MIXTRAL.get(name, name) for name in last])
+
+
+def module_names(arch: Architecture, targets: Sequence[str]) -> tuple[str, ...]:
+    """Return the names by which `peft` finds the layers of these targets."""
+    return tuple(_last(arch, target) for target in chosen(targets))
+
+
 def shapes(arch: Architecture, rank: int, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the shapes of all matrices of a model without experts, by their layer's name with lora_A or lora_B."""
+    """Return the shapes of all matrices of a model, by their layer's name with lora_A or lora_B."""
     found: dict[str, tuple[int, int]] = {}
     for layer in range(arch.num_layers):
-        for part in (part for linear in adapted_linears(arch, targets, layer) for part in linear.parts):
+        for part in (part for linear in every_linear(arch, targets, layer) for part in linear.parts):
             found[f"{part.module}.lora_A"] = (rank, part.inputs)
             found[f"{part.module}.lora_B"] = (part.outputs, rank)
     return found
 
 
+def every_linear(arch: Architecture, targets: Sequence[str], layer: int) -> Iterator[AdaptedLinear]:
+    """Yield the linear layers with adapters of a layer, which is counted from 0 over all stages, and of its experts."""
+    yield from adapted_linears(arch, targets, layer)
+    if arch.has_experts(layer) and arch.experts is not None:
+        for expert in range(arch.experts.count):
+            yield from expert_linears(arch, targets, layer, expert)
+
+
+def kinds(arch: Architecture, targets: Sequence[str], layer: int) -> list[AdaptedLinear]:
+    """Return what :func:`every_linear` yields of a layer, but of its experts, which are alike, those of the first."""
+    experts = expert_linears(arch, targets, layer, 0) if arch.has_experts(layer) else []
+    return adapted_linears(arch, targets, layer) + experts
+
+
+def examples(arch: Architecture) -> list[int]:
+    """Return a layer of each kind that a model has: without experts, and with them."""
+    found = {arch.has_experts(layer): layer for layer in reversed(range(arch.num_layers))}
+    return sorted(found.values())
+
+
 def adapted_linears(arch: Architecture, targets: Sequence[str], layer: int) -> list[AdaptedLinear]:
-    """Return the linear layers with adapters of a layer without experts, which is counted from 0 over all stages."""
-    hidden, ffn, size = arch.hidden_size, arch.ffn_hidden_size, arch.head_dim
+    """Return the linear layers with adapters of a layer, but for those of experts that a router chooses."""
+    hidden, size, theirs = arch.hidden_size, arch.head_dim, f"model.layers.{layer}"
     queries, keys = arch.num_attention_heads * size, arch.num_key_value_heads * size
-    places = {
-        "q_proj": ("self_attention.linear_qkv", "qkv", "self_attn", hidden, queries),
-        "k_proj": ("self_attention.linear_qkv", "qkv", "self_attn", hidden, keys),
-        "v_proj": ("self_attention.linear_qkv", "qkv", "self_attn", hidden, keys),
-        "o_proj": ("self_attention.linear_proj", "columns", "self_attn", queries, hidden),
-        "gate_proj": ("mlp.linear_fc1", "gate_up", "mlp", hidden, ffn),
-        "up_proj": ("mlp.linear_fc1", "gate_up", "mlp", hidden, ffn),
-        "down_proj": ("mlp.linear_fc2", "columns", "mlp", ffn, hidden),
+    places: dict[str, _Place] = {
+        "q_proj": ("self_attention.linear_qkv", "qkv", f"{theirs}.self_attn", hidden, queries),
+        "k_proj": ("self_attention.linear_qkv", "qkv", f"{theirs}.self_attn", hidden, keys),
+        "v_proj": ("self_attention.linear_qkv", "qkv", f"{theirs}.self_attn", hidden, keys),
+        "o_proj": ("self_attention.linear_proj", "columns", f"{theirs}.self_attn", queries, hidden),
     }
+    if not arch.has_experts(layer):
+        places |= _mlp("mlp.", f"{theirs}.mlp", hidden, arch.ffn_hidden_size)
+    elif arch.experts is not None and arch.experts.shared_ffn_hidden_size:
+        shared = arch.experts.shared_ffn_hidden_size
+        places |= _mlp("mlp.shared_experts.", f"{theirs}.mlp.shared_expert", hidden, shared)
+    return _linears(targets, places)
+
+
+def expert_linears(arch: Architecture, targets: Sequence[str], layer: int, expert: int) -> list[AdaptedLinear]:
+    """Return the linear layers with adapters of one expert of a layer."""
+    assert arch.experts is not None
+    block = "block_sparse_moe" if arch.family == _MIXTRAL_FAMILY else "mlp"
+    theirs = f"model.layers.{layer}.{block}.experts.{expert}"
+    places = _mlp("", theirs, arch.hidden_size, arch.experts.ffn_hidden_size)
+    return [
+        replace(
+            linear,
+            expert=expert,
+            parts=tuple(replace(part, module=f"{theirs}.{_last(arch, part.target)}") for part in linear.parts),
+        )
+        for linear in _linears(targets, places)
+    ]
+
+
+_Place = tuple[str, str, str, int, int]  # path, cut, the block at Hugging Face, inputs, outputs
+
+
+def _mlp(mine: str, theirs: str, hidden: int, ffn: int) -> dict[str, _Place]:
+    return {
+        "gate_proj": (f"{mine}linear_fc1", "gate_up", theirs, hidden, ffn),
+        "up_proj": (f"{mine}linear_fc1", "gate_up", theirs, hidden, ffn),
+        "down_proj": (f"{mine}linear_fc2", "columns", theirs, ffn, hidden),
+    }
+
+
+def _linears(targets: Sequence[str], places: Mapping[str, _Place]) -> list[AdaptedLinear]:
     found: dict[tuple[str, str], list[AdapterPart]] = {}
-    for target in chosen(targets):
+    for target in (name for name in chosen(targets) if name in places):
         path, cut, block, inputs, outputs = places[target]
-        part = AdapterPart(target, f"model.layers.{layer}.{block}.{target}", inputs, outputs)
+        part = AdapterPart(target, f"{block}.{target}", inputs, outputs)
         found.setdefault((path, cut), []).append(part)
     return [AdaptedLinear(path, tuple(parts), cut) for (path, cut), parts in found.items()]
+
+
+def _last(arch: Architecture, target: str) -> str:
+    """Return the last part of the name that a target has in this family of models, whose MLPs are all alike."""
+    return TO_MIXTRAL.get(target, target) if arch.family == _MIXTRAL_FAMILY else target

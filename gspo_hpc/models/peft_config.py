@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Adapter
-from gspo_hpc.models.adapter_table import chosen
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"  # of earlier versions of peft
@@ -27,11 +27,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "alpha_pattern": ({}, None),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),  # matrices of all experts in one, with gate and up as one layer
 }
 
 
-def content(adapter: Adapter, base: str) -> dict[str, Any]:
-    """Return what peft reads of adapters that were trained on the model `base`."""
+def content(adapter: Adapter, base: str, modules: Sequence[str]) -> dict[str, Any]:
+    """Return what peft reads of adapters on layers with these names that were trained on the model `base`."""
     alpha = int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha
     return {
         "peft_type": "LORA",
@@ -40,7 +41,7 @@ def content(adapter: Adapter, base: str) -> dict[str, Any]:
         "r": adapter.rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(chosen(adapter.targets)),
+        "target_modules": list(modules),
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,

@@ -10,7 +10,7 @@ import torch
 
 from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models import peft_config
-from gspo_hpc.models.adapter_table import chosen
+from gspo_hpc.models.adapter_table import targets_of
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 
@@ -22,7 +22,8 @@ def write(out: Path, adapter: Adapter, base: str, matrices: Mapping[str, torch.T
     with hf_folder.whole(out) as staging:
         tensors = {f"{_BEFORE}{name}{_AFTER}": matrix for name, matrix in matrices.items()}
         hf_folder.write_tensors(staging / peft_config.WEIGHTS, tensors)
-        content = json.dumps(peft_config.content(adapter, base), indent=2)
+        modules = list(dict.fromkeys(name.split(".")[-2] for name in matrices))
+        content = json.dumps(peft_config.content(adapter, base, modules), indent=2)
         (staging / peft_config.CONFIG).write_text(f"{content}\n", "utf-8")
 
 
@@ -31,8 +32,8 @@ def settings(folder: Path) -> Adapter:
     if (lacks := peft_config.missing(folder)) is not None:
         raise ValueError(lacks)
     rank, alpha = peft_config.rank_and_alpha(folder)
-    layers = {name.split(".")[-3] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS) if name.count(".") > 2}
-    found = Adapter(type="lora", path=str(folder), rank=rank, alpha=alpha, targets=chosen(sorted(layers)))
+    layers = [name.rsplit(".", 2)[0] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS)]
+    found = Adapter(type="lora", path=str(folder), rank=rank, alpha=alpha, targets=targets_of(layers))
     if (wrong := peft_config.obstacle(found)) is not None:
         raise ValueError(wrong)
     return found

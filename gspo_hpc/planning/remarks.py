@@ -86,6 +86,12 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         dtype = plan.config.model.dtype
         rounds = "" if dtype == "float32" else f", which rounds what they add to {dtype} (docs/lora.md)"
         yield f"{trained.adapter(plan.config)} is trained; engines get it merged into the weights{rounds}."
+        moe = plan.config.moe
+        if given := [f"moe.{name}" for name in ("aux_loss_coeff", "z_loss_coeff") if getattr(moe, name)]:
+            yield (
+                f"With adapters the routers are frozen, and {' and '.join(given)} cannot move them: what is added to "
+                "the loss reaches only adapters on layers before a router, through its input."
+            )
     if plan.model_file.note:
         yield plan.model_file.note
     if plan.config.algorithm.has_teacher and (note := plan.models.file(plan.config.algorithm.teacher).note):

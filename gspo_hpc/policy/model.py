@@ -243,7 +243,7 @@ def _chunk(
     compat.set_rotary(model, PositionedRotary(arch.rope, arch.head_dim, device))
     model.fused = fused
     mark_shards(model)
-    mark_experts(model)
     if config.adapter.type is not None:
         lora.attach(model, config.adapter, arch)
+    mark_experts(model)  # adapters, too
     return model.to(device)

@@ -27,7 +27,7 @@ from gspo_hpc.ops import peft_folder
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
 from gspo_hpc.policy import moe, provider
-from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.adapters import lora, matrices
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.offload import OffloadBuffer
 from gspo_hpc.policy.process_groups import Ranks, shared_fingerprint
@@ -80,11 +80,15 @@ class Policy:
             DistributedDataParallel(config=settings, ddp_config=reduction, module=chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(self.chunks)
         ]
-        settings.finalize_model_grads_func = finalize_model_grads
+        settings.finalize_model_grads_func = self._finalize if self.has_adapters else finalize_model_grads
         if reduction.overlap_grad_reduce:  # not before the last micro-batch
             functions = [one.no_sync for one in wrapped]
             settings.no_sync_func = functions if len(functions) > 1 else functions[0]
         return wrapped
+
+    def _finalize(self, *args: Any, **settings: Any) -> None:
+        finalize_model_grads(*args, **settings)
+        lora.sum_gradients_of_experts(self.chunks)
 
     @property
     def token_share(self) -> tuple[int, int]:
@@ -225,7 +229,7 @@ class Policy:
     def adapter_matrices(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole matrix in fp32) of every adapter, on every rank. Collective."""
         self.settle()
-        yield from lora.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
+        yield from matrices.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the model's own weights, without adapters, on every rank. Collective."""
@@ -260,11 +264,11 @@ class Policy:
             if not begins:
                 return
             if adapter.path is None:
-                lora.fill(self.chunks, lora.first_values(self.config.run.seed))
+                matrices.fill(self.chunks, matrices.first_values(self.config.run.seed))
                 return
             found = peft_folder.read(adapter, shapes(self.arch, adapter.rank, adapter.targets))
             self.first_adapters = peft_folder.fingerprint(found)
-            lora.fill(self.chunks, lambda name, shape: found[name])
+            matrices.fill(self.chunks, lambda name, shape: found[name])
 
     def make_optimizer(self) -> None:
         """Make Adam and its schedule, once the weights are loaded: 16-bit models copy them into fp32 masters."""

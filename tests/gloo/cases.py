@@ -30,8 +30,9 @@ from safetensors.torch import load_file, save_file
 
 from gspo_hpc.algorithms import objective as algorithms
 from gspo_hpc.algorithms.objective import Objective
-from gspo_hpc.checkpoint import hugging_face, sharded, shared_optimizer
+from gspo_hpc.checkpoint import adapters, hugging_face, sharded, shared_optimizer
 from gspo_hpc.checkpoint.saver import Saver
+from gspo_hpc.config import schema
 from gspo_hpc.config.derived import PassName, fuses_swiglu
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
@@ -40,12 +41,12 @@ from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
-from gspo_hpc.ops import hf_folder
+from gspo_hpc.ops import hf_folder, peft_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import compat, passes, schedule
 from gspo_hpc.policy import model as model_building
 from gspo_hpc.policy import weight_stream as weights
-from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.adapters import matrices
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import (
@@ -299,8 +300,8 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
     settings = config(model, world, **sections)
     made, _ = policy(settings)
     objective, rollout = algorithms.resolve(settings.algorithm), spread(made)
-    drawn = lora.first_values(7)
-    lora.fill(
+    drawn = matrices.first_values(7)
+    matrices.fill(
         made.chunks, lambda name, shape: drawn(name.replace("lora_B", "lora_A"), shape)
     )  # B too: A has a gradient
     arrays = {f"first/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
@@ -358,6 +359,31 @@ def adapters_loaded(model: str, world: int, folder: str, **sections: Any) -> Arr
     return found
 
 
+def adapters_exported(model: str, world: int, folder: str, out: str, **sections: Any) -> Arrays:
+    """What ranks have saved of adapters as a folder of peft, merged, and as a checkpoint of that folder."""
+    settings = config(model, world, **sections)
+    start(settings)
+    arch, shards, alone, again = (
+        architecture.read(model),
+        Path(folder) / "megatron",
+        f"{out}-peft",
+        Path(f"{out}-again"),
+    )
+    adapters.to_peft(shards, arch, settings, Path(alone))
+    adapters.to_hugging_face(shards, arch, settings, Path(out))
+    again.mkdir()
+    found = peft_folder.settings(Path(alone))
+    adapters.from_peft(arch, schema.replace(settings, adapter=found), again)
+    whole, _ = adapters.read(again, arch, settings)
+    assert adapters.settings(again, None) == schema.replace(found, path=None)
+    files = [f"again/{name}" for name in whole]
+    arrays = dict(zip(files, (one.float().numpy() for one in whole.values()), strict=True))
+    stored = load_file(Path(alone) / "adapter_model.safetensors")
+    arrays |= {f"peft/{name}": one.float().numpy() for name, one in stored.items()}
+    source = hf_folder.Folder(out)
+    return arrays | {f"merged/{name}": source.read(name).float().numpy() for name in sorted(source.names())}
+
+
 def adapters_merged(model: str, world: int, **sections: Any) -> Arrays:
     """Bytes that a sync takes at its worst moment, and of that the memory that weights are gathered into."""
     made, ranks = policy(config(model, world, **sections))
@@ -397,7 +423,7 @@ def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
             _gather_gradients(policy)
         found.update(
             (f"gradient/{name}", whole.cpu().numpy().copy())
-            for name, whole in lora.whole_matrices(
+            for name, whole in matrices.whole_matrices(
                 policy.chunks, policy.arch, policy.config.adapter, lambda parameter: parameter.main_grad
             )
         )
@@ -1152,6 +1178,7 @@ def main() -> None:
             adapters_saved,
             adapters_loaded,
             adapters_merged,
+            adapters_exported,
             taught,
             exchanged,
             scheduled,

@@ -231,6 +231,17 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
         for name in ("tp2-dp2-distributed", "tp2-sp-cp2", "tp2-sp-pp2-vpp2")
     },
     "tp4-sp-some": (4, "qwen2-tied", SOME, PRODUCTS["tp4-sp"]),
+    # Experts: one rank of each family, and every way in which ranks have or share them.
+    "one-mixtral": (1, "mixtral-untied", LORA, {}),
+    "one-qwen2moe": (1, "qwen2moe-tied", LORA, {}),
+    "one-qwen3moe": (1, "qwen3moe-untied", LORA, {}),
+    "one-qwen3moe-recomputed": (1, "qwen3moe-untied", LORA, {"memory": {"recompute_granularity": "full"}}),
+    "ep2-mixtral": (2, "mixtral-untied", LORA, EXPERT_LAYOUTS["ep2"][1]),
+    "etp2-qwen2moe": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
+    **{
+        f"{name}-qwen3moe": (EXPERT_LAYOUTS[name][0], "qwen3moe-untied", LORA, EXPERT_LAYOUTS[name][1])
+        for name in ("ep2-distributed", "tp2-ep2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice")
+    },
 }
 TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and layout
     "one": (1, {"batch": {"micro_batch_tokens": 400}}),
@@ -243,7 +254,23 @@ ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
     **{name: (2, LAYOUTS[name]) for name in ("tp2-sp", "pp2-vpp2", "dp2-distributed")},
     "tp2-distributed-bfloat16": (2, {"model_dtype": "bfloat16", "parallel": TP2, **DISTRIBUTED}),
+    "experts-one": (1, {}),
+    "ep2-distributed": (2, EXPERT_LAYOUTS["ep2-distributed"][1]),
+    "tp2-ep2-etp2": (4, EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
+    "pp2-ep2-distributed": (
+        4,
+        {"parallel": PP2 | EP2 | {"num_layers_in_first_pipeline_stage": 1}, **DISTRIBUTED},
+    ),
 }
+ADAPTED_EXPERTS = ("experts-one", "ep2-distributed", "tp2-ep2-etp2", "pp2-ep2-distributed")  # of a model with experts
+ADAPTED_EXPORTED = ("ep2-distributed", "tp2-ep2-etp2")  # of these, checkpoints that are converted
+
+
+def saved_one(name: str) -> str:
+    """The case of one rank whose checkpoint is moved to the layout of a case, and back."""
+    return "experts-one" if name in ADAPTED_EXPERTS else "one"
+
+
 # Adapters whose memory is held against the plan's: ranks, model, adapters, and layout. Those of one rank and of four
 # have base weights that no bit of the rest of the plan would notice if they had masters.
 WIDE = {"adapter": {"type": "lora", "rank": 32, "targets": ["k_proj", "o_proj", "up_proj"]}}
@@ -258,6 +285,8 @@ ADAPTED_HELD: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "tp2-moving": (2, "qwen3-single", WIDE, LAYOUTS["tp2"] | MOVING),
     "tp4-sp": (4, "qwen2-tied", LORA, PRODUCTS["tp4-sp"]),
     "tp2-dp2-distributed": (4, "llama-half", WIDE, {**NARROW, **PRODUCTS["tp2-dp2-distributed"]}),
+    "ep2-distributed": (2, "qwen3moe-untied", LORA, EXPERT_LAYOUTS["ep2-distributed"][1]),
+    "tp2-ep2-etp2-experts": (4, "qwen2moe-tied", WIDE, EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
 }
 # And what autograd keeps of a micro-batch.
 ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
@@ -269,6 +298,9 @@ ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "tp2-sp": (2, "qwen3-untied", WIDE, LAYOUTS["tp2-sp"]),
     "pp2": (2, "llama-untied", SOME, LAYOUTS["pp2"]),
     "tp4": (4, "llama-untied", LORA, PRODUCTS["tp4"]),
+    "one-experts": (1, "qwen2moe-tied", LORA, {}),
+    "one-experts-some": (1, "qwen3moe-untied", SOME, {}),
+    "etp2-experts": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
 }
 # What a sync takes beside its buckets to merge adapters into weights.
 ADAPTED_MERGED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
@@ -433,13 +465,17 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
             {"model": str(models[model]), **given, **sections},
         )
     for name, (world, sections) in ADAPTED_SAVED.items():
-        of_one = {"model": str(models["qwen3-single"]), **LORA, **MOVING, "folder": str(folder / "adapters-one")}
+        model = "qwen3moe-odd" if name in ADAPTED_EXPERTS else "qwen3-single"
+        of_one = {"model": str(models[model]), **LORA, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
         of_this = of_one | {"folder": str(folder / f"adapters-{name}")}
         worlds[world][f"adapted-saved-{name}"] = ("adapters_saved", of_this | sections)
         worlds[world][f"adapted-again-{name}"] = ("adapters_loaded", of_this | sections)
         if not name.endswith("16"):
             worlds[world][f"adapted-from-one-{name}"] = ("adapters_loaded", of_one | sections)
             back[f"adapted-to-one-{name}"] = ("adapters_loaded", of_this)
+    for name in ADAPTED_EXPORTED:
+        given = {"model": str(models["qwen3moe-odd"]), **LORA, "folder": str(folder / f"adapters-{name}")}
+        back[f"adapted-exported-{name}"] = ("adapters_exported", {**given, "out": str(folder / f"exported-{name}")})
     for name, (world, sections) in TAUGHT.items():
         both = {"model": tied, "teacher": str(models["qwen3-teacher"]), **sections}
         worlds[world][f"taught-{name}"] = ("taught", both)

@@ -81,7 +81,7 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         dark = first and not targets & _INTO_ATTENTION  # up to attention's last matrix
         darker = dark and "o_proj" not in targets  # up to the MLP
         darkest = darker and not targets & _INTO_MLP
-        return Layer(
+        dense = Layer(
             hidden * own * ((not first) + (not darker)),
             hidden * own * (bool(targets & _INTO_ATTENTION) + bool(targets & _INTO_MLP)),
             (result if dark else attention) + low.attention + low.projection * own,
@@ -90,6 +90,7 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
             0.0,
             0.0,
         )
+        return _frozen_mixture(arch, config, dense, darker) if arch.has_experts(number) else dense
     if not arch.has_experts(number):
         inner = _HALVES + gated if arch.mlp_matrices == 3 else _UNGATED
         return Layer(norms, outputs, attention, core, inner * arch.ffn_hidden_size / tp, 0.0, 0.0)
@@ -107,6 +108,31 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         ((_HALVES + gated) * shared / tp + hidden * own) * bool(shared),
         routed * (hidden * etp + _HALVES * mixture.ffn_hidden_size),
         routed * (gated + (not fused)) * mixture.ffn_hidden_size,  # the router's weight is a factor of its own
+    )
+
+
+def _frozen_mixture(arch: Architecture, config: Config, dense: Layer, darker: bool) -> Layer:
+    """Return what a layer with experts and adapters keeps, from what it would keep with an MLP in their place.
+
+    `darker`: nothing before the experts has a gradient. Else their router has one to hand on, of which each token's
+    result before its weight is a factor; and the router keeps its input, frozen as it is.
+    """
+    parallel, mixture, fused = config.parallel, arch.experts, fuses_swiglu(config)
+    assert mixture is not None
+    tp, targets, low = parallel.tensor_model_parallel_size, adapters.targets(config), adapters.low(config)
+    own = 1 / tp if parallel.sequence_parallel else 1.0
+    etp, shared = parallel.expert_tensor_parallel_size or tp, mixture.shared_ffn_hidden_size
+    routed = mixture.top_k * own * (IMBALANCE if parallel.expert_model_parallel_size > 1 else 1.0)
+    into, product = bool(targets & _INTO_MLP), _PRODUCT * ("down_proj" in targets)
+    halves, factors = (_HALVES, 0 if fused else _FACTORS) if into or not darker else (0, 0)
+    weighed = int(not fused and not darker)  # the product that the router's weight is a factor of
+    inputs = arch.hidden_size * own * (bool(targets & _INTO_ATTENTION) + (into and bool(shared) or not darker))
+    of_shared = ((halves + factors + product) * shared / tp + low.mlp + low.down * own) * bool(shared)
+    return dense._replace(
+        norm_outputs=inputs,
+        mlp=of_shared + arch.hidden_size * own * (bool(shared) and not darker),
+        experts=routed * (etp * (arch.hidden_size * into + low.mlp + low.down) + halves * mixture.ffn_hidden_size),
+        gates=routed * (factors + weighed + product) * mixture.ffn_hidden_size,
     )
 
 
@@ -202,7 +228,7 @@ def working(arch: Architecture, config: Config, *, saved: bool = True) -> float:
     if mixture is not None:
         copies = mixture.top_k * own * (IMBALANCE if config.parallel.expert_model_parallel_size > 1 else 1)
         routed = arch.hidden_size * _routed(config, mixture.top_k * own, copies, saved=saved)
-        widest = max(widest, 4 * mixture.ffn_hidden_size * copies, routed)
+        widest = max(widest, halves * mixture.ffn_hidden_size * copies, routed)
         routing = _ROUTING * mixture.count * own / itemsize(config)
     heads = 2 * gathered_product(arch, tp)  # as it arrives, and in the order of its rows
     return 2 * arch.hidden_size + max(widest, heads) + routing

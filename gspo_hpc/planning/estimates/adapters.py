@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gspo_hpc.config.derived import trains_adapters
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models.adapter_table import AdaptedLinear, adapted_linears, chosen
+from gspo_hpc.models.adapter_table import AdaptedLinear, chosen, examples, kinds
 from gspo_hpc.models.architecture import Architecture
 
 _FP32 = 4  # bytes
@@ -32,19 +32,39 @@ class Elements(NamedTuple):
 
 
 def of_layers(arch: Architecture, config: Config, layers: Sequence[int]) -> Elements:
-    """Return the elements of a rank that has these layers; none where no adapters are trained."""
+    """Return the elements of a rank that has these layers, without those of experts; none without adapters."""
+    return _summed(arch, config, layers, experts=False)
+
+
+def of_experts(arch: Architecture, config: Config, layers: Sequence[int]) -> Elements:
+    """Return the elements of a rank's experts; `cut` and `whole` are meant over the ranks that share an expert."""
+    return _summed(arch, config, layers, experts=True)
+
+
+def _summed(arch: Architecture, config: Config, layers: Sequence[int], *, experts: bool) -> Elements:
     if not trains_adapters(config):
         return Elements(0, 0)
-    one = _of_layer(arch, config.adapter.targets, config.adapter.rank, config.parallel.tensor_model_parallel_size)
-    return Elements(one.cut * len(layers), one.whole * len(layers))
+    parallel, adapter, mixed = config.parallel, config.adapter, sum(map(arch.has_experts, layers))
+    size, each = parallel.tensor_model_parallel_size, 1
+    if experts:
+        size = parallel.expert_tensor_parallel_size or size
+        each = arch.experts.count // parallel.expert_model_parallel_size if arch.experts is not None else 0
+    cut = whole = 0
+    for layer in examples(arch):
+        count = mixed if arch.has_experts(layer) else len(layers) - mixed
+        one = _of_layer(arch, adapter.targets, adapter.rank, layer, size, experts)
+        cut, whole = cut + one.cut * count * each, whole + one.whole * count * each
+    return Elements(cut, whole)
 
 
 @lru_cache(maxsize=1024)
-def _of_layer(arch: Architecture, targets: tuple[str, ...], rank: int, size: int) -> Elements:
-    """Return the elements of one layer on one of `size` tensor-parallel ranks."""
+def _of_layer(
+    arch: Architecture, targets: tuple[str, ...], rank: int, layer: int, size: int, experts: bool
+) -> Elements:
+    """Return the elements of one layer, or of one of its experts, on one of `size` ranks that share it."""
     shared = arch.num_key_value_heads < size
     cut = whole = 0
-    for linear, part_inputs, part_outputs in _parts(arch, targets):
+    for linear, part_inputs, part_outputs in _parts(arch, targets, layer, experts=experts):
         if linear.cut == "columns":
             cut, whole = cut + rank * part_inputs // size, whole + rank * part_outputs
         elif linear.cut == "qkv" and shared:
@@ -74,26 +94,51 @@ def low(config: Config) -> Low:
     return Low(*(rank * len(chosen_ones.intersection(group)) for group in groups))
 
 
-def joined(arch: Architecture, config: Config, layers: int) -> int:
-    """Return the elements of the copies of A that a micro-batch keeps: those of a layer's parts are joined."""
+def joined(arch: Architecture, config: Config, layers: Sequence[int]) -> int:
+    """Return the elements of the copies of A that a micro-batch keeps: those of a layer's parts are joined.
+
+    Of a layer of experts it has those of each expert of the rank.
+    """
     if not trains_adapters(config):
         return 0
-    size = config.parallel.tensor_model_parallel_size
-    return config.adapter.rank * _inputs(arch, config.adapter.targets, size) * layers
+    parallel, targets = config.parallel, config.adapter.targets
+    tp, mixed = parallel.tensor_model_parallel_size, sum(map(arch.has_experts, layers))
+    etp, ep = parallel.expert_tensor_parallel_size or tp, parallel.expert_model_parallel_size
+    total = 0
+    for layer in examples(arch):
+        count = mixed if arch.has_experts(layer) else len(layers) - mixed
+        total += count * _inputs(arch, targets, layer, tp, experts=False)
+        if arch.has_experts(layer) and arch.experts is not None:
+            total += count * (arch.experts.count // ep) * _inputs(arch, targets, layer, etp, experts=True)
+    return config.adapter.rank * total
 
 
 @lru_cache(maxsize=1024)
-def _inputs(arch: Architecture, targets: tuple[str, ...], size: int) -> int:
-    """Return the inputs of one layer's adapters on one of `size` tensor-parallel ranks."""
-    return sum(inputs // (size if linear.cut == "columns" else 1) for linear, inputs, _ in _parts(arch, targets))
+def _inputs(arch: Architecture, targets: tuple[str, ...], layer: int, size: int, *, experts: bool) -> int:
+    """Return the inputs of the adapters of one layer, or of one of its experts, on one of `size` ranks."""
+    parts = _parts(arch, targets, layer, experts=experts)
+    return sum(inputs // (size if linear.cut == "columns" else 1) for linear, inputs, _ in parts)
 
 
 def of_model(arch: Architecture, config: Config) -> int:
     """Return the parameters of all adapters of a model; 0 where none are trained."""
+    return _whole(arch, config, experts=False) + experts_of_model(arch, config)
+
+
+def experts_of_model(arch: Architecture, config: Config) -> int:
+    """Return the parameters of the adapters of all experts of a model."""
+    return _whole(arch, config, experts=True) * (arch.experts.count if arch.experts is not None else 0)
+
+
+def _whole(arch: Architecture, config: Config, *, experts: bool) -> int:
     if not trains_adapters(config):
         return 0
-    alone = sum(inputs + outputs for _, inputs, outputs in _parts(arch, config.adapter.targets))
-    return config.adapter.rank * alone * arch.num_layers
+    adapter, layers = config.adapter, range(arch.num_layers)
+    mixed, total = sum(map(arch.has_experts, layers)), 0
+    for layer in examples(arch):
+        count = mixed if arch.has_experts(layer) else len(layers) - mixed
+        total += _of_layer(arch, adapter.targets, adapter.rank, layer, 1, experts).total * count
+    return total
 
 
 def merging(arch: Architecture, config: Config) -> int:
@@ -104,12 +149,18 @@ def merging(arch: Architecture, config: Config) -> int:
     """
     if not trains_adapters(config):
         return 0
-    size, wide = config.parallel.tensor_model_parallel_size, config.model.dtype == "float32"
-    rows = {"qkv": (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim}
-    rows["gate_up"] = 2 * arch.ffn_hidden_size
-    linears = adapted_linears(arch, config.adapter.targets, 0)
-    elements = (rows.get(one.cut, one.parts[0].outputs) * one.parts[0].inputs // size for one in linears)
-    return max(elements, default=0) * _FP32 * (2 if wide else 3)
+    parallel, wide = config.parallel, config.model.dtype == "float32"
+    tp = parallel.tensor_model_parallel_size
+    largest = 0
+    for layer in examples(arch):
+        for linear in kinds(arch, config.adapter.targets, layer):
+            part, size = linear.parts[0], tp if linear.expert is None else parallel.expert_tensor_parallel_size or tp
+            rows = {
+                "qkv": (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim,
+                "gate_up": 2 * part.outputs,
+            }.get(linear.cut, part.outputs)
+            largest = max(largest, rows * part.inputs // size)
+    return largest * _FP32 * (2 if wide else 3)
 
 
 def targets(config: Config) -> frozenset[str]:
@@ -117,8 +168,11 @@ def targets(config: Config) -> frozenset[str]:
     return frozenset(chosen(config.adapter.targets)) if trains_adapters(config) else frozenset()
 
 
-def _parts(arch: Architecture, targets: Sequence[str]) -> Iterator[tuple[AdaptedLinear, int, int]]:
-    """Yield the layers of one layer of the model that have adapters, with their inputs and outputs."""
-    for linear in adapted_linears(arch, targets, 0):
-        for part in linear.parts:
-            yield linear, part.inputs, part.outputs
+def _parts(
+    arch: Architecture, targets: Sequence[str], layer: int, *, experts: bool
+) -> Iterator[tuple[AdaptedLinear, int, int]]:
+    """Yield the linear layers of one layer, or of one of its experts, with their inputs and outputs."""
+    for linear in kinds(arch, targets, layer):
+        if (linear.expert is not None) == experts:
+            for part in linear.parts:
+                yield linear, part.inputs, part.outputs

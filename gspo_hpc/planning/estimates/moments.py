@@ -68,7 +68,7 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
     micro_batch, flight = (kept.held + ends) * size, in_flight(config, stage)
     whole_again = config.memory.recompute_granularity == "full"  # then only the layer at work has copies
-    micro_batch += adapters.joined(arch, config, 1 if whole_again else len(layers_here)) * item
+    micro_batch += adapters.joined(arch, config, layers_here[:1] if whole_again else layers_here) * item
     beside = {
         "weights": state.weights,
         "gradients": state.gradients,

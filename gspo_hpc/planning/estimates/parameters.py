@@ -35,8 +35,6 @@ from gspo_hpc.system.text import GIB
 
 _PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine takes for its code
 _VOCABULARY_BLOCK = 64  # rows: vLLM's DEFAULT_VOCAB_PADDING_SIZE
-
-
 REPLAYED = ("experts_to_replay", "experts_of_engines")  # parts of a node's memory, of trainers and of engines
 _REMEMBERED = 4096  # sizes of parts of models: layouts that are tried one after another have them in common
 _STATE = 16  # bytes that a trained parameter takes at least, over all ranks: weight, gradient and Adam's state
@@ -107,20 +105,24 @@ def of_rank(arch: Architecture, config: Config, stage: int) -> Count:
     tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
     own = _own(arch, layers, tp, ep, etp, stage == 0, stage == pp - 1)
-    return own + Count(adapters.of_layers(arch, config, layers).total, 0) if trains_adapters(config) else own
+    return own + _of_adapters(arch, config, layers) if trains_adapters(config) else own
 
 
 def trained_of_rank(arch: Architecture, config: Config, stage: int) -> Count:
     """Return those of a rank's parameters that updates change: all, or those of adapters."""
-    if not trains_adapters(config):
-        return of_rank(arch, config, stage)
-    return Count(adapters.of_layers(arch, config, layers_of(arch, config, stage)).total, 0)
+    adapted = trains_adapters(config)
+    return _of_adapters(arch, config, layers_of(arch, config, stage)) if adapted else of_rank(arch, config, stage)
+
+
+def _of_adapters(arch: Architecture, config: Config, layers: Sequence[int]) -> Count:
+    """Count the adapters of these layers on one rank."""
+    return Count(adapters.of_layers(arch, config, layers).total, adapters.of_experts(arch, config, layers).total)
 
 
 def state(arch: Architecture, config: Config, stage: int) -> Bytes:
     """Return what one rank of a pipeline stage keeps of the model between two steps, with nothing offloaded."""
     every = of_rank(arch, config, stage)
-    count = trained_of_rank(arch, config, stage) if trains_adapters(config) else every
+    count = trained_of_rank(arch, config, stage)
     number = count.dense + count.experts
     gradient, share = _gradient(config), number
     if config.optimizer.distributed:
@@ -205,11 +207,15 @@ def copied_by_node(arch: Architecture, config: Config, stage: int) -> int:
 
 def _copied_of_adapters(arch: Architecture, config: Config, stage: int) -> int:
     """Return what `copied_by_node` does, of adapters: what tensor-parallel ranks all have is saved by the first."""
-    found, tp = adapters.of_layers(arch, config, layers_of(arch, config, stage)), _split(config)[0]
-    elements = found.cut * _copying(config, tp) + found.whole * _copying(config, 1)
+    layers, (tp, experts) = layers_of(arch, config, stage), _split(config)
+    etp = config.parallel.expert_tensor_parallel_size or tp
+    dense, mixed = adapters.of_layers(arch, config, layers), adapters.of_experts(arch, config, layers)
+    elements = dense.cut * _copying(config, tp) + dense.whole * _copying(config, 1)
+    elements += mixed.cut * _copying(config, experts) + mixed.whole * _copying(config, experts // etp)
     weights = _item(config) * elements * (2 if config.algorithm.moves_reference else 1)
     if config.optimizer.distributed:
-        elements = -(-(found.cut * tp + found.whole) * config.training_gpus_per_node // _stage_ranks(config))
+        every = dense.cut * tp + dense.whole + mixed.cut * experts + mixed.whole * (experts // etp)
+        elements = -(-every * config.training_gpus_per_node // _stage_ranks(config))
     return weights + _adam(config) * elements
 
 

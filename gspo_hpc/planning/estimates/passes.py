@@ -70,7 +70,9 @@ def update_factor(model: Sizes) -> float:
     """
     if not model.adapters:
         return float(flops.FORWARD_AND_BACKWARD)
-    return flops.FORWARD_AND_BACKWARD_FROZEN + flops.FORWARD_AND_BACKWARD * 2.0 * model.adapters / model.token_flops
+    return (
+        flops.FORWARD_AND_BACKWARD_FROZEN + flops.FORWARD_AND_BACKWARD * 2.0 * model.active_adapters / model.token_flops
+    )
 
 
 def seconds(
@@ -151,6 +153,11 @@ def _over(device: Device, at: Grid, count: float, ranks: int) -> float:
     return count / (link * rates.LINK)
 
 
+def _adapters(model: Sizes, at: Grid) -> float:
+    """Return the parameters of adapters of one rank, of which tensor-parallel ranks are taken to have all."""
+    return (model.adapters - model.expert_adapters * (1.0 - 1.0 / at.ep)) / at.pp
+
+
 def optimizer(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which gradients are summed over replicas, Adam steps, and weights are gathered."""
     at = grid(config)
@@ -158,7 +165,7 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
     owners = at.etp * at.ep * at.pp
     experts = model.expert_parameters / owners
     if model.adapters:
-        dense, experts = model.adapters / at.pp, 0.0
+        dense, experts = (model.adapters - model.expert_adapters) / at.pp, model.expert_adapters / (at.ep * at.pp)
     own = dense + experts
     replicas = max(1, config.world_size // at.model_ranks)
     wide = config.optimizer.grad_reduce_in_fp32
@@ -175,7 +182,7 @@ def optimizer(model: Sizes, config: Config, device: Device) -> float:
 def reference(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which the reference and the policy change places, or a teacher comes and goes."""
     at = grid(config)
-    own = model.adapters / at.pp or model.parameters / at.model_ranks
+    own = _adapters(model, at) or model.parameters / at.model_ranks
     return 0.0 if reference_is_base(config) else 2.0 * own * _ITEM / device.host_bytes_per_s
 
 
@@ -204,7 +211,7 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
         own = model.parameters / at.model_ranks
-        optimizer = 12.0 * (model.adapters / at.pp or own) / (replicas if config.optimizer.distributed else 1)
+        optimizer = 12.0 * (_adapters(model, at) or own) / (replicas if config.optimizer.distributed else 1)
         each_way = _ITEM * own * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * each_way / device.host_bytes_per_s
     shared = config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
@@ -255,6 +262,6 @@ def save(model: Sizes, config: Config, device: Device) -> float:
     own += model.expert_parameters / (at.etp * at.ep * at.pp)
     state = 12.0 * (model.parameters / config.world_size if config.optimizer.distributed else own)
     if model.adapters:
-        own = model.adapters / at.pp
+        own = _adapters(model, at)
         state = 12.0 * own / (replicas if config.optimizer.distributed else 1)
     return (_ITEM * own + state) / device.host_bytes_per_s * (1.0 if config.checkpoint.async_save else 10.0)

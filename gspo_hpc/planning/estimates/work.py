@@ -26,11 +26,18 @@ class Sizes(NamedTuple):
     cache_bytes: float  # of one token, in 16 bits, over all layers
     cache_heads: int  # the cache can be cut into as many parts
     adapters: int = 0  # their parameters, which are then all that is trained
+    expert_adapters: int = 0  # of all routed experts, in `adapters`
 
     @property
     def output_flops(self) -> float:
         """Forward operations of the output layer for one token."""
         return 2.0 * self.hidden * self.vocabulary
+
+    @property
+    def active_adapters(self) -> float:
+        """The parameters of adapters that a token is multiplied with: of experts those that it goes to."""
+        chosen = self.top_k / self.experts if self.experts else 0.0
+        return self.adapters - self.expert_adapters * (1.0 - chosen)
 
     @property
     def expert_ffn(self) -> float:
@@ -73,6 +80,7 @@ def sizes(arch: Architecture, config: Config) -> Sizes:
         cache_bytes=cache,
         cache_heads=heads,
         adapters=adapters.of_model(arch, config),
+        expert_adapters=adapters.experts_of_model(arch, config),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
-from gspo_hpc.models.adapter_table import ALL, TARGETS
+from gspo_hpc.models.adapter_table import ALL, TARGETS, TO_MIXTRAL, examples, kinds
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -14,6 +14,8 @@ from gspo_hpc.system.text import near_miss
 _OTHERS = {
     "embed_tokens": "engines would need all of its rows again after every update",
     "lm_head": "the head is computed in chunks, from its weight alone",
+    "gate": "routers stay as they are",
+    **{theirs: f"here its name is {target}" for target, theirs in TO_MIXTRAL.items()},
 }
 
 
@@ -23,7 +25,7 @@ class AdapterRule(RuleId):
     ADAPTER_TYPE_GIVEN = auto()
     ADAPTER_TARGETS_KNOWN = auto()
     ADAPTER_DROPOUT = auto()
-    ADAPTER_DENSE_MODEL = auto()
+    ADAPTER_KNOWN_LAYERS = auto()
     ADAPTER_OWN_PROVIDER = auto()
     ADAPTER_LAYERS_OF_TORCH = auto()
     ADAPTER_RANK = auto()
@@ -77,23 +79,24 @@ def _rank(plan: PlanBuilder) -> Iterator[str]:
     arch, rank = plan.architecture, plan.config.adapter.rank
     if not _adapted(plan) or arch is None:
         return
-    least = min(arch.hidden_size, arch.num_key_value_heads * arch.head_dim)
+    targets = plan.config.adapter.targets
+    linears = (linear for layer in examples(arch) for linear in kinds(arch, targets, layer))
+    sizes = [min(part.inputs, part.outputs) for linear in linears for part in linear.parts]
+    least = min(sizes, default=rank)
     if rank > least:
         yield (
-            f"adapter.rank ({rank}) must be at most {least}, the smallest size of the model's linear layers: two "
+            f"adapter.rank ({rank}) must be at most {least}, the smallest size of the linear layers that have one: two "
             "matrices of a higher rank would have more elements than the weight that they stand for"
         )
 
 
-@rule(AdapterRule.ADAPTER_DENSE_MODEL, "adapters need a model without experts")
-def _dense(plan: PlanBuilder) -> Iterator[str]:
+@rule(AdapterRule.ADAPTER_KNOWN_LAYERS, "adapters need a model of a family whose layers all have known places")
+def _layers_known(plan: PlanBuilder) -> Iterator[str]:
     arch = plan.architecture
-    experts = plan.model_file.experts or (arch is not None and arch.experts is not None)
-    if _adapted(plan) and (experts or (arch is not None and arch.mixers)):
-        lacking = "experts" if experts else "this family of models"
+    if _adapted(plan) and arch is not None and arch.mixers:
         yield (
-            f"adapter.type: lora needs a model of dense layers: this version has no adapters for {lacking}; train the "
-            "whole model with adapter.type=null, at a lower optimizer.lr"
+            "adapter.type: lora is for layers of attention and their MLPs or experts: this version has no adapters for "
+            "this family of models; train the whole model with adapter.type=null, at a lower optimizer.lr"
         )
 
 

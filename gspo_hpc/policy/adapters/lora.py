@@ -1,4 +1,4 @@
-"""LoRA adapters beside the linear layers of Megatron's model (arXiv 2106.09685), in every layout of dense layers.
+"""LoRA adapters beside the linear layers of Megatron's model (arXiv 2106.09685), in every layout.
 
 A linear layer with weight W gets ``scale * B (A x)`` added to its output. W is frozen; A [rank, inputs] is drawn from
 the run's seed and the name of its layer, whatever the layout, and B [outputs, rank] begins as zeros. Megatron's fused
@@ -11,15 +11,19 @@ matrices are summed over the ranks, by the mark that Megatron has for that. Wher
 heads, a rank has a part of a group's rows; then B of queries, keys and values is whole on every rank, and each uses its
 rows of it.
 
+Each expert has adapters of its own, on the ranks that have the expert. Ranks that share one have the same tokens of it,
+and Megatron sums what they make of them and what they give back. So nothing is exchanged for an adapter: with A whole
+and B cut, or B whole and A cut, each rank has a part of both sums, and of the gradient of the matrix that is whole.
+Those gradients are summed over these ranks when all micro-batches are done (:func:`sum_gradients_of_experts`). Routers
+stay as they are.
+
 Shapes: T tokens of a micro-batch, R rank of the adapters.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +40,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from gspo_hpc.config.schema import Adapter
-from gspo_hpc.models.adapter_table import AdaptedLinear, AdapterPart, adapted_linears
+from gspo_hpc.models.adapter_table import AdaptedLinear, AdapterPart, every_linear
 from gspo_hpc.models.architecture import Architecture
 
 _NAME = "lora"  # of the module in its linear layer
@@ -52,7 +56,11 @@ class Lora(torch.nn.Module):
         self.enabled = True
         self.parts, self.by_rows = linear.parts, linear.cut != "columns"
         self._cut, self._rank, self._scale = linear.cut, adapter.rank, adapter.alpha / adapter.rank
+        self.expert = linear.expert
         self._size, self._mine = settings.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
+        if self.expert is not None:
+            self._size = parallel_state.get_expert_tensor_parallel_world_size()
+            self._mine = parallel_state.get_expert_tensor_parallel_rank()
         self._by_sequence = settings.sequence_parallel
         self._groups = _Groups(arch, self._size, self._mine) if linear.cut == "qkv" else None
         for part in self.parts:
@@ -60,7 +68,13 @@ class Lora(torch.nn.Module):
                 whole, dim = self.shape(part, which), self.cut_dim(which)
                 shape = [length // (self._size if place == dim else 1) for place, length in enumerate(whole)]
                 parameter = torch.nn.Parameter(torch.empty(shape, dtype=settings.params_dtype))
-                if dim is not None:
+                if self.expert is not None:
+                    # Megatron's norm of gradients counts what is cut on every rank, and what is shared on none.
+                    set_tensor_model_parallel_attributes(parameter, True, dim or 0, 1)
+                    setattr(parameter, "shared", dim is None and self._mine > 0)  # noqa: B010
+                    apart = settings.expert_model_parallel_size > 1  # as Megatron marks the weights of experts
+                    setattr(parameter, "allreduce", not apart)  # noqa: B010
+                elif dim is not None:
                     set_tensor_model_parallel_attributes(parameter, True, dim, 1)
                 else:  # whole on every rank, which sees other tokens of it with sequence parallelism
                     sums = self._by_sequence and (which == "a") == self.by_rows
@@ -83,13 +97,16 @@ class Lora(torch.nn.Module):
         return found
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the layer's output, in its shape, from the layer's input x [T, 1, inputs]."""
+        """Return what is added to the layer's output, in its shape, from the layer's input x [T, 1, inputs].
+
+        Of an expert it is [T, inputs].
+        """
         # Matrices throughout: with more dimensions torch computes other products where a gradient is wanted.
-        low = torch.nn.functional.linear(x.flatten(0, 1), torch.cat([self.matrix(part, "a") for part in self.parts]))
+        low = torch.nn.functional.linear(x.flatten(0, -2), torch.cat([self.matrix(part, "a") for part in self.parts]))
         low = self._exchanged(low) * self._scale
         each = zip(self.parts, low.split(self._rank, dim=-1), strict=True)
         output = self._joined([torch.nn.functional.linear(one, self._rows(part)) for part, one in each])
-        return output.unflatten(0, (-1, x.shape[1]))
+        return output if x.ndim == 2 else output.unflatten(0, (-1, x.shape[1]))
 
     @torch.no_grad()
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
@@ -102,13 +119,19 @@ class Lora(torch.nn.Module):
         dim = self.cut_dim(which)
         return whole if dim is None else whole.chunk(self._size, dim)[self._mine]
 
+    def partial(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the matrices of which each rank that shares an expert has a part of the gradient."""
+        if self.expert is not None and self._size > 1:
+            for part in self.parts:
+                yield from (self.matrix(part, which) for which in "ab" if self.cut_dim(which) is None)
+
     @property
     def _shares_groups(self) -> bool:
         return self._groups is not None and self._groups.shared
 
     def _exchanged(self, low: torch.Tensor) -> torch.Tensor:
         """Return A x [T, parts * R] of all of this rank's output, from that of its input."""
-        if self._size == 1:
+        if self._size == 1 or self.expert is not None:
             return low
         if self.by_rows:
             return gather_from_sequence_parallel_region(low) if self._by_sequence else _copied(low)
@@ -199,14 +222,36 @@ def _copied(values: torch.Tensor) -> torch.Tensor:
 def attach(model: Any, adapter: Adapter, arch: Architecture) -> None:
     """Freeze a chunk of the model, and give its linear layers adapters, without values yet."""
     model.requires_grad_(False)
-    for layer, number in zip(model.decoder.layers, _layer_numbers(model), strict=True):
-        for linear in adapted_linears(arch, adapter.targets, number):
-            module = layer.get_submodule(linear.path)
+    for layer, number in zip(model.decoder.layers, layer_numbers(model), strict=True):
+        for linear in every_linear(arch, adapter.targets, number):
+            if linear.expert is not None and owner(arch, linear.expert) != _expert_rank():
+                continue
+            module = layer.get_submodule(_path(arch, linear))
             module.add_module(_NAME, Lora(linear, adapter, arch, model.config))
             module.register_forward_hook(_add)
     if model.pre_process and model.config.recompute_granularity is not None:
         # What is computed again gets gradients only if an input of it wants one, and nothing before it is trained.
         model.embedding.register_forward_hook(_want_gradient)
+
+
+def owner(arch: Architecture, expert: int) -> int:
+    """Return the expert-parallel rank that has an expert."""
+    assert arch.experts is not None
+    return expert // (arch.experts.count // parallel_state.get_expert_model_parallel_world_size())
+
+
+def _expert_rank() -> int:
+    found: int = parallel_state.get_expert_model_parallel_rank()
+    return found
+
+
+def _path(arch: Architecture, linear: AdaptedLinear) -> str:
+    """Return where in its layer a linear layer is on the rank that has it."""
+    if linear.expert is None:
+        return linear.path
+    assert arch.experts is not None
+    here = linear.expert % (arch.experts.count // parallel_state.get_expert_model_parallel_world_size())
+    return f"mlp.experts.local_experts.{here}.{linear.path}"
 
 
 def _add(module: torch.nn.Module, inputs: tuple[Any, ...], output: tuple[torch.Tensor, Any]) -> Any:
@@ -219,7 +264,8 @@ def _want_gradient(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -
     return output.requires_grad_() if torch.is_grad_enabled() else output
 
 
-def _layer_numbers(model: Any) -> range:
+def layer_numbers(model: Any) -> range:
+    """Return the numbers of a chunk's layers, counted from 0 over all stages."""
     first = get_transformer_layer_offset(model.config, model.vp_stage)
     return range(first, first + len(model.decoder.layers))
 
@@ -236,43 +282,22 @@ def of_weights(model: torch.nn.Module) -> dict[str, Lora]:
     return {f"{name.removesuffix(suffix)}.weight": module for name, module in every}
 
 
-def matrices(chunks: Sequence[Any]) -> Iterator[tuple[str, Lora, AdapterPart, str]]:
-    """Yield (name, module, part, "a" or "b") of each matrix on this rank; the name is Hugging Face's of its layer."""
-    for chunk in chunks:
-        for lora in of_weights_in_order(chunk):
-            for part in lora.parts:
-                for which in "ab":
-                    yield f"{part.module}.lora_{which.upper()}", lora, part, which
-
-
 def of_weights_in_order(model: torch.nn.Module) -> list[Lora]:
     """Return the adapters of a chunk in the order of its layers."""
     return [module for module in model.modules() if isinstance(module, Lora)]
 
 
 @torch.no_grad()
-def fill(chunks: Sequence[Any], values: Callable[[str, tuple[int, int]], torch.Tensor]) -> None:
-    """Set every matrix on this rank to its part of `values`, called with the name and the shape of the whole one."""
-    for name, lora, part, which in matrices(chunks):
-        whole = values(name, lora.shape(part, which))
-        lora.matrix(part, which).copy_(lora.local(whole, which))
-
-
-def first_values(seed: int) -> Callable[[str, tuple[int, int]], torch.Tensor]:
-    """Return the values that a run begins with: A as `peft` draws it (Kaiming, uniform, a = sqrt(5)), B as zeros.
-
-    They depend on the seed and on the name of the layer, and on nothing else.
-    """
-
-    def values(name: str, shape: tuple[int, int]) -> torch.Tensor:
-        if name.endswith("lora_B"):
-            return torch.zeros(shape)
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        bound = 1.0 / math.sqrt(shape[1])
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-    return values
+def sum_gradients_of_experts(chunks: Sequence[Any]) -> None:
+    """Sum over the ranks that share an expert what each has of the gradients of whole matrices. Collective."""
+    group = parallel_state.get_expert_tensor_parallel_group()
+    for layer in (layer for chunk in chunks for layer in chunk.decoder.layers):  # one at a time: it takes a copy
+        gradients = [getattr(one, "main_grad") for lora in of_weights_in_order(layer) for one in lora.partial()]  # noqa: B009
+        if gradients:
+            joined = torch.cat([one.view(-1) for one in gradients])
+            dist.all_reduce(joined, group=group)
+            for one, whole in zip(gradients, joined.split([one.numel() for one in gradients]), strict=True):
+                one.view(-1).copy_(whole)
 
 
 @contextlib.contextmanager
@@ -286,55 +311,3 @@ def turned_off(chunks: Sequence[Any]) -> Iterator[None]:
     finally:
         for lora in every:
             lora.enabled = True
-
-
-@torch.no_grad()
-def whole_matrices(
-    chunks: Sequence[Any], arch: Architecture, adapter: Adapter, value: Callable[[torch.nn.Parameter], torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, whole matrix in fp32) of all adapters, in the order of layers, on every rank. Collective.
-
-    `value` returns what is wanted of a parameter, in its shape, such as itself or its gradient.
-    """
-    stages, tensors = (
-        parallel_state.get_pipeline_model_parallel_group(),
-        parallel_state.get_tensor_model_parallel_group(),
-    )
-    mine = {name: (lora, part, which) for name, lora, part, which in matrices(chunks)}
-    first = next(parameter for chunk in chunks for parameter in chunk.parameters())
-    holders = _holders(chunks, arch.num_layers, stages, first.device)
-    for layer, holder in enumerate(holders):
-        for part in (part for linear in adapted_linears(arch, adapter.targets, layer) for part in linear.parts):
-            for which in "ab":
-                name = f"{part.module}.lora_{which.upper()}"
-                shape = (adapter.rank, part.inputs) if which == "a" else (part.outputs, adapter.rank)
-                whole: torch.Tensor | None = None
-                if name in mine:
-                    lora, own, _ = mine[name]
-                    shard = value(lora.matrix(own, which)).detach().float()
-                    whole = _gathered(shard, lora.cut_dim(which), tensors).contiguous()
-                if stages.size() > 1:
-                    whole = torch.empty(shape, device=first.device) if whole is None else whole
-                    dist.broadcast(whole, dist.get_process_group_ranks(stages)[holder], group=stages)
-                assert whole is not None and tuple(whole.shape) == shape, name
-                yield name, whole
-
-
-def _gathered(shard: torch.Tensor, dim: int | None, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the whole of a matrix that the ranks of the group have parts of, or have whole."""
-    if dim is None or group.size() == 1:
-        return shard
-    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, shard.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
-def _holders(chunks: Sequence[Any], layers: int, stages: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """Return the pipeline rank that has each layer of the model. Collective over the stages."""
-    found = torch.zeros(layers, dtype=torch.int64, device=device)
-    for chunk in chunks:
-        numbers = _layer_numbers(chunk)
-        found[numbers.start : numbers.stop] = stages.rank()
-    if stages.size() > 1:
-        dist.all_reduce(found, group=stages)
-    return [int(one) for one in found.tolist()]

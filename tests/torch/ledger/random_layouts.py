@@ -33,7 +33,7 @@ def _settings(chance: random.Random) -> dict[str, dict[str, Any]]:
         "faults": {"max_engine_restarts": 99},
         "cluster": {"nodes": chance.choice([1, 2, 4]), "gpus_per_node": gpus, "gpu": card},
         "model": {"path": f"models/{name}"},
-        "adapter": {"type": "lora", "rank": 32} if "A3B" not in name and (gpus, tp) in ((4, 2), (8, 1)) else {},
+        "adapter": {"type": "lora", "rank": 32} if (gpus, tp) in ((4, 2), (8, 1)) else {},
         "parallel": {
             "tensor_model_parallel_size": tp,
             "pipeline_model_parallel_size": chance.choice([1, 2, 4]),

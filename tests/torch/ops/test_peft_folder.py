@@ -40,6 +40,15 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert found.keys() == drawn.keys() and all(torch.equal(found[name], drawn[name]) for name in drawn)
 
 
+def test_names_of_mixtral_are_its_own(tmp_path: Path) -> None:
+    names = [f"model.layers.0.block_sparse_moe.experts.1.{one}" for one in ("w1", "w2", "w3")]
+    matrices = {f"{name}.lora_{which}": torch.ones(4, 4) for name in names for which in "AB"}
+    peft_folder.write(tmp_path / "made", adapter(targets=("all-linear",)), "base", matrices)
+    content = json.loads((tmp_path / "made" / peft_config.CONFIG).read_text("utf-8"))
+    assert content["target_modules"] == ["w1", "w2", "w3"]
+    assert peft_folder.settings(tmp_path / "made").targets == ("gate_proj", "up_proj", "down_proj")
+
+
 def test_other_layers_are_refused_with_the_targets_that_fit(folder: Path) -> None:
     others = {name.replace("q_proj", "v_proj"): shape for name, shape in SHAPES.items()}
     with pytest.raises(ValueError, match=r"give adapter\.targets=\[q_proj\]"):
@@ -57,6 +66,7 @@ def test_other_layers_are_refused_with_the_targets_that_fit(folder: Path) -> Non
         ({"use_dora": True}, {}, "use_dora True"),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, {}, "target_parameters"),
         ({"peft_type": "LOHA"}, {}, "type LOHA"),
         ({"r": None}, {}, "cannot be read"),
     ],

@@ -78,6 +78,45 @@ def test_ranks_have_parts_of_adapters_or_the_whole_of_them(sizes: dict[str, int]
     assert sum(one.whole for one in held) == whole
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"expert_model_parallel_size": 8},
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 4},
+        {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 8, "expert_tensor_parallel_size": 1},
+    ],
+)
+def test_each_expert_has_adapters_of_its_own(sizes: dict[str, int]) -> None:
+    """Qwen3-30B-A3B: 48 layers with 128 experts of 768; those of a rank's experts are on it, and no others."""
+    config = made(model={"path": "Qwen3-30B-A3B"}, adapter={"rank": 8}, parallel=sizes)
+    arch, tp = arch_of(config), sizes.get("tensor_model_parallel_size", 1)
+    ep, etp = sizes.get("expert_model_parallel_size", 1), sizes.get("expert_tensor_parallel_size", tp)
+    every = 8 * 48 * 128 * 3 * (2048 + 768)
+    assert adapters.experts_of_model(arch, config) == every
+    assert adapters.of_model(arch, config) == every + 8 * 48 * (2 * (2048 + 4096) + 2 * (2048 + 512))
+    held = adapters.of_experts(arch, config, range(48))
+    assert (held.cut * etp + held.whole) * ep == every
+    assert held.whole * ep == 8 * 48 * 128 * 3 * 2048, "A of gate and up, B of down"
+    alone = made(model={"path": "Qwen3-30B-A3B"}, adapter={"rank": 8, "targets": ["q_proj"]}, parallel=sizes)
+    assert adapters.of_experts(arch, alone, range(48)).total == 0 == adapters.experts_of_model(arch, alone)
+    count = parameters.trained_of_rank(arch, config, 0)
+    assert (count.dense, count.experts) == (adapters.of_layers(arch, config, range(48)).total, held.total)
+
+
+def test_a_token_is_multiplied_with_the_adapters_of_its_experts() -> None:
+    config = made(model={"path": "Qwen3-30B-A3B"})
+    found = time.sizes(arch_of(config), config)
+    assert found.active_adapters == found.adapters - found.expert_adapters * 15 / 16  # 8 of 128
+    assert passes.update_factor(found) == pytest.approx(2.0, abs=0.2)
+
+
+def test_a_balancing_loss_that_moves_no_router_is_told() -> None:
+    with_loss = make_plan(made(model={"path": "Qwen3-30B-A3B"}, moe={"aux_loss_coeff": 0.01}))
+    assert any("moe.aux_loss_coeff cannot move them" in note for note in with_loss.notes)
+    assert not any("cannot move" in note for note in make_plan(made(model={"path": "Qwen3-30B-A3B"})).notes)
+
+
 def test_what_adapters_take_less_of() -> None:
     """No gradients of head and embedding, no copies of all weights in a save, none of a reference."""
     kl = {"algorithm": {"kl_beta": 0.01}}
