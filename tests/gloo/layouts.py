@@ -138,7 +138,10 @@ MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between
     ("tp4-sp", "qwen3-untied", 4, PRODUCTS["tp4-sp"]),
     ("pp2-uneven", "llama-tied", 2, LAYOUTS["pp2-uneven"]),
     ("six-pp2-vpp2", "llama-six", 2, SHAPED["six-pp2-vpp2"][2]),
-    *((name, EXPERTS[-1], *EXPERT_LAYOUTS[name]) for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2", "tp2-etp1-distributed")),
+    *(
+        (name, EXPERTS[-1], *EXPERT_LAYOUTS[name])
+        for name in ("ep2-distributed", "etp2", "tp2-ep2-etp2", "pp2-ep2", "tp2-etp1-distributed")
+    ),
 ]
 
 
@@ -240,7 +243,7 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "etp2-qwen2moe": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
     **{
         f"{name}-qwen3moe": (EXPERT_LAYOUTS[name][0], "qwen3moe-untied", LORA, EXPERT_LAYOUTS[name][1])
-        for name in ("ep2-distributed", "tp2-ep2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice")
+        for name in ("ep2-distributed", "tp2-ep2-etp1", "tp2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice")
     },
 }
 TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and layout
