@@ -1,7 +1,8 @@
-"""Data by its name on the Hugging Face hub: OWNER/NAME:FILE, OWNER/NAME@REVISION:FILE, where FILE may be a pattern.
+"""Data by a name: of files on the Hugging Face hub, or of tasks that a package makes (:mod:`gspo_hpc.data.gym_tasks`).
 
-The colon tells a dataset from a file of this machine. Files are taken from the local cache, or downloaded into it; the
-config of a run has their paths, so that its nodes need no hub.
+On the hub that is OWNER/NAME:FILE or OWNER/NAME@REVISION:FILE, where FILE may be a pattern. The colon tells a dataset
+from a file of this machine. Files are taken from the local cache, or downloaded into it; the config of a run has their
+paths, so that its nodes need no hub.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.data import gym_tasks
 from gspo_hpc.data.counting import DATA_FILES, files
 from gspo_hpc.models import hub_cache
 
@@ -20,12 +22,18 @@ KEYS = ("train", "eval")
 
 
 def is_name(path: str) -> bool:
-    """Return whether `path` names files of a dataset on the hub."""
-    return _NAME.fullmatch(path) is not None and not Path(path).exists()
+    """Return whether `path` names files of a dataset on the hub, or tasks."""
+    return gym_tasks.is_name(path) or _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
 def wrong_name(name: str) -> str | None:
     """Return what is wrong with the files that a name asks for, whether the cache has them or not; None if nothing."""
+    if gym_tasks.is_name(name):
+        try:
+            gym_tasks.parsed(name)
+        except ValueError as mistake:
+            return str(mistake)
+        return None
     if _split(name)[2].endswith(DATA_FILES):
         return None
     return f"{name}: what follows the colon must end in {' or '.join(DATA_FILES)}"
@@ -45,7 +53,12 @@ def with_cached_files(config: Config) -> Config:
 
 
 def command(name: str) -> str:
-    """Return the command that downloads the files into a folder, and what to write into the config then."""
+    """Return the command that downloads the files into a folder, and what to write into the config then.
+
+    For tasks it is the one that installs their package.
+    """
+    if gym_tasks.is_name(name):
+        return gym_tasks.INSTALL
     repo, revision, inside = _split(name)
     at = "" if revision == hub_cache.MAIN else f" --revision {revision}"
     here = f"data/{repo.split('/')[1]}"
@@ -62,6 +75,11 @@ def _with_paths(config: Config, path: Callable[[str, str], str]) -> Config:
 def _path(key: str, name: str) -> str:
     if (found := _cached(name)) is not None:
         return found
+    if gym_tasks.is_name(name):
+        try:
+            return str(gym_tasks.made(name))
+        except ValueError as mistake:
+            raise ValueError(f"{key}: {mistake}") from None
     repo, revision, inside = _split(name)
     if (wrong := wrong_name(name)) is not None:
         raise ValueError(f"{key}: {wrong}")
@@ -79,6 +97,9 @@ def _path(key: str, name: str) -> str:
 
 def _cached(name: str) -> str | None:
     """Return the path of files in the cache; None if none is there, or if one says that there are more."""
+    if gym_tasks.is_name(name):
+        tasks = gym_tasks.kept(name)
+        return None if tasks is None else str(tasks)
     repo, revision, inside = _split(name)
     path = hub_cache.snapshot("dataset", repo, revision) / inside
     found = [file for file in files(path) if file.is_file()]

@@ -170,9 +170,10 @@ def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
             if (wrong := hub_data.wrong_name(name)) is not None:
                 yield Problem(key, wrong)
             else:
-                yield Problem(
-                    key, f"{name} is not in the cache of the hub", absent="A run downloads it", downloaded=True
-                )
+                text, absent = f"{name} is not in the cache of the hub", "A run downloads it"
+                if hub_data.gym_tasks.is_name(name):
+                    text, absent = f"the rows of {name} are not made yet", "A run makes them"
+                yield Problem(key, text, absent=absent, downloaded=True)
             return
     if not is_there(name):
         if (wrong := counting.wrong_name(name)) is not None:
