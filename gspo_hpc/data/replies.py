@@ -30,14 +30,14 @@ class Replies:
             if users:
                 self._after([{"role": "user", "content": "gspo-reply"}])
             if tools:
-                self._after(_results(["gspo-result-1", "gspo-result-2"]))
+                self._after(_results([("gspo-tool", f"gspo-result-{number}") for number in range(2)]))
         except Exception as error:  # a template is a program of its own, and raises what it likes
             raise ValueError(f"environment: the chat template takes no reply after an answer: {error}") from None
 
-    def tokens(self, reply: str | Sequence[str], last: int) -> list[int]:
+    def tokens(self, reply: str | Sequence[tuple[str, str]], last: int) -> list[int]:
         """Return the tokens that follow a message of the model whose last token is `last`. Raises ValueError.
 
-        A reply is a text as from the user, or the results of several calls of tools.
+        A reply is a text as from the user, or the results of calls of tools, each with the tool's name.
         """
         text = self._after([{"role": "user", "content": reply}] if isinstance(reply, str) else _results(reply))
         ended = self._tokenizer.decode([last], skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
@@ -73,5 +73,5 @@ class Replies:
         return found
 
 
-def _results(texts: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": "tool", "content": text} for text in texts]
+def _results(results: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": "tool", "name": name, "content": text} for name, text in results]

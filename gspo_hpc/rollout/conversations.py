@@ -271,7 +271,7 @@ class Conversations:
             self._end(one)
             return False
         try:
-            said: str | list[str] = [call.result for call in record.calls] or record.reply
+            said: str | list[tuple[str, str]] = [(one.name, one.result) for one in record.calls] or record.reply
             reply = self._replies.tokens(said, one.tokens[-1])
         except Exception as error:  # of a template or a tokenizer, whatever it is
             one.failure = f"the reply cannot be tokenized: {error_text(error)}"
@@ -283,7 +283,7 @@ class Conversations:
             return False
         one.tokens += reply
         one.theirs += [1] * len(reply)
-        told = [said] if isinstance(said, str) else said
+        told = [said] if isinstance(said, str) else [result for _, result in said]
         one.texts += [f"> {line}" for text in told for line in text.split("\n")]
         return True
 

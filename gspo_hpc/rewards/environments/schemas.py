@@ -7,6 +7,7 @@ texts from a docstring in Google's style, as transformers reads them.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -72,6 +73,17 @@ def misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str |
         if isinstance(given, Mapping) and isinstance(given.get("enum"), list) and value not in given["enum"]:
             return f"argument {name} must be one of {', '.join(map(str, given['enum']))}"
     return None
+
+
+def value(text: str, parameters: Mapping[str, Any], name: str) -> Any:
+    """Return what a text stands for as an argument: JSON, unless the schema has it a text or it is no JSON."""
+    given = parameters.get("properties", {}).get(name, {})
+    if not isinstance(given, Mapping) or given.get("type", "string") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
 def _is(value: Any, kind: Any) -> bool:

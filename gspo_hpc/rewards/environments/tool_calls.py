@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 _THINKING, _THOUGHT = "<think>", "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>)?", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _END = re.compile(r"(?:<\|[a-z_]+\|>|</s>)\s*\Z")  # what the model ended its message with
 
@@ -25,6 +27,7 @@ class Call:
     name: str
     arguments: dict[str, Any]
     error: str | None = None
+    texts: bool = False  # the arguments are texts, of which the schema says what they stand for
 
 
 def hermes(text: str) -> list[Call]:
@@ -58,14 +61,37 @@ def llama3_json(text: str) -> list[Call]:
     return calls
 
 
-PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3_json": llama3_json}
+def qwen3_coder(text: str) -> list[Call]:
+    """Return the calls between <tool_call> tags as <function=NAME> with <parameter=NAME> (Qwen 3.5, Nemotron 3).
+
+    Values are texts, whatever the tool takes.
+    """
+    calls = []
+    for found in _HERMES.finditer(_said(text)):
+        function = _FUNCTION.fullmatch(found[1].strip())
+        if function is None:
+            calls.append(Call("", {}, "the call must be <function=NAME> with a <parameter=NAME> for each argument"))
+            continue
+        pairs = _PARAMETER.findall(function[2])
+        if _PARAMETER.sub("", function[2]).strip() or len({name for name, _ in pairs}) < len(pairs):
+            calls.append(Call(function[1], {}, "each argument must be one <parameter=NAME>...</parameter>"))
+        else:
+            calls.append(Call(function[1], {name: _without_breaks(value) for name, value in pairs}, texts=True))
+    return calls
+
+
+PARSERS: dict[str, Callable[[str], list[Call]]] = {
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "qwen3_coder": qwen3_coder,
+}
 
 
 def asked_for(template: str) -> str | None:
     """Return the name of the parser for the form in which a chat template asks for calls; None for another form."""
     if "<tool_call>" in template:
         # Others write XML within the same tags.
-        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+        return "qwen3_coder" if "<function=" in template else None if "<arg_key>" in template else "hermes"
     if '"parameters": ' in template and ("ipython" in template or _PYTHON_TAG in template):
         return "llama3_json"
     return None
@@ -76,6 +102,11 @@ def _said(text: str) -> str:
     if _THOUGHT in text:
         return text.rpartition(_THOUGHT)[2]
     return text.partition(_THINKING)[0]
+
+
+def _without_breaks(value: str) -> str:
+    """Return a value without the line breaks that the form puts around it."""
+    return value.removeprefix("\n").removesuffix("\n")
 
 
 def _call(text: str) -> Call:

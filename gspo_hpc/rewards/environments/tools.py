@@ -62,7 +62,7 @@ class Toolbox:
     def calls(self, text: str) -> list[CallRecord | tool_calls.Call]:
         """Return the calls in a message; those that cannot be made have their results already."""
         found: list[CallRecord | tool_calls.Call] = []
-        for number, call in enumerate(tool_calls.PARSERS[self.parser](text)):
+        for number, call in enumerate(map(self._typed, tool_calls.PARSERS[self.parser](text))):
             if number >= self.settings.max_calls:
                 most = self.settings.max_calls
                 found.append(_wrong(call.name, "failed", f"only the first {most} calls of a message are made"))
@@ -76,6 +76,15 @@ class Toolbox:
             else:
                 found.append(call)
         return found
+
+    def _typed(self, call: tool_calls.Call) -> tool_calls.Call:
+        """Return a call whose arguments were written as texts with the values that they stand for."""
+        if not call.texts or call.name not in self.parameters:
+            return call
+        arguments = {
+            name: schemas.value(text, self.parameters[call.name], name) for name, text in call.arguments.items()
+        }
+        return tool_calls.Call(call.name, arguments, call.error)
 
     def result(self, call: tool_calls.Call, result: RewardResult) -> CallRecord:
         """Return what came of a call that was made."""

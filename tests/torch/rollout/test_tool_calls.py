@@ -137,6 +137,15 @@ def test_turns_with_calls_are_in_the_journal(config: Config, pool: RewardPool, t
     assert again[0].completions[0].calls == {"done": 1}
 
 
+def test_a_result_has_the_name_of_its_tool(config: Config) -> None:
+    """Templates of Hermes refuse one without."""
+    named = scripted.TEMPLATE.replace("<result>", "<result>{{ m.name if m.name else raise_exception('no name') }}: ")
+    made, data = scripted.tokenizer(), Data(chat_template_kwargs={"chat_template": named})
+    replies = Replies(made, data, tools.shown(config.environment), users=False)
+    found = made.decode(replies.tokens([("add", "7"), ("look", "x")], made.convert_tokens_to_ids("<|end|>")))
+    assert found == "<|user|><result>add: 7</result><result>look: x</result><|end|><|assistant|>"
+
+
 @pytest.mark.parametrize("template", ["{{ messages[0].content }}{{ tools }}", "{{ raise_exception('no') }}{{ tools }}"])
 def test_templates_that_do_not_fit_are_refused(config: Config, template: str) -> None:
     made, data = scripted.tokenizer(), Data(chat_template_kwargs={"chat_template": template})

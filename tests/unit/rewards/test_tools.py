@@ -198,12 +198,31 @@ def test_calls_as_bare_json(text: str, calls: list[Call]) -> None:
     assert llama3_json('{"name": "a", "parameters": {')[0].error
 
 
+def test_calls_as_xml(file: Path) -> None:
+    """What an argument stands for is said by the schema of the tool."""
+    box = Toolbox.of(config(SEARCH, "own.py:slow").environment, "{{ tools }}<tool_call><function=")
+    inside = "<function=search>\n<parameter=query>\n12\n34\n</parameter>\n<parameter=limit>\n2\n</parameter>\n"
+    tags = '<parameter=tags>["a"]</parameter></function>'
+    two = box.calls(f"So:<tool_call>\n{inside}{tags}\n</tool_call><tool_call><function=slow></tool_call>")
+    assert two[0] == Call("search", {"query": "12\n34", "limit": 2, "tags": ["a"]})
+    assert isinstance(two[1], CallRecord) and "missing arguments: seconds" in two[1].result
+    twice = "<parameter=seconds>1</parameter>" * 2
+    for wrong in ("{}", "<function=slow>1</function>", f"<function=slow>{twice}</function>"):
+        (found,) = box.calls(f"<tool_call>{wrong}</tool_call>")
+        assert isinstance(found, CallRecord) and found.outcome == "malformed"
+    (found,) = box.calls("<tool_call><function=slow><parameter=seconds>soon</parameter></function></tool_call>")
+    assert isinstance(found, CallRecord) and "seconds must be of type number" in found.result
+
+
 def test_the_template_says_how_it_wants_calls() -> None:
     assert asked_for("... <tool_call>\n{...}") == "hermes"
-    assert asked_for("<tool_call>\n<function=NAME>") is None is asked_for("nothing of it")
+    assert asked_for("<tool_call>\n<function=NAME>") == "qwen3_coder"
+    assert asked_for("<tool_call>NAME<arg_key>") is None is asked_for("nothing of it")
     assert asked_for('{"name": function name, "parameters": dictionary}. Environment: ipython') == "llama3_json"
     settings = config("calculator").environment
-    with pytest.raises(ValueError, match="a form that is not known here; give one of hermes, llama3_json as"):
+    with pytest.raises(
+        ValueError, match="a form that is not known here; give one of hermes, llama3_json, qwen3_coder as"
+    ):
         Toolbox.of(settings, "{{ tools }}")
     with pytest.raises(ValueError, match="the chat template does not show tools"):
         Toolbox.of(settings, "<tool_call>")
