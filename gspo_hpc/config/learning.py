@@ -262,7 +262,7 @@ class Environment(Section):
 
     @property
     def talks(self) -> bool:
-        """Whether a completion is a conversation."""
+        """Tell whether a completion is a conversation."""
         return self.name is not None or bool(self.tools)
 
 

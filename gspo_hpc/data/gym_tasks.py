@@ -19,11 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gspo_hpc.data.hub_data import TASKS as PREFIX
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import write_atomically
 from gspo_hpc.system.text import near_miss
 
-PREFIX = "reasoning_gym:"
 FIELD = "reasoning_gym"
 INSTALL = "pip install 'gspo-hpc[reasoning-gym]'"
 _FORM = f"{PREFIX}TASK[+TASK...][,size=N][,seed=N][,OPTION=VALUE...]"
@@ -40,11 +40,6 @@ class Tasks(NamedTuple):
     size: int
     seed: int
     options: dict[str, Any]
-
-
-def is_name(text: str) -> bool:
-    """Return whether a value of data.train or data.eval names tasks."""
-    return text.startswith(PREFIX)
 
 
 def parsed(name: str) -> Tasks:

@@ -12,23 +12,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.data import gym_tasks
 from gspo_hpc.data.counting import DATA_FILES, files
 from gspo_hpc.models import hub_cache
 
 _NAME = re.compile(rf"(?P<repo>{hub_cache.REPO})(?:@(?P<revision>[\w./-]+))?:(?P<inside>[^:]+)")
 _PART = re.compile(r"-of-0*(\d+)\.\w+$")  # of a file that is one of so many, as datasets writes them
 KEYS = ("train", "eval")
+TASKS = "reasoning_gym:"  # what the names of tasks begin with; their module is imported for them alone
+
+
+def is_task(path: str) -> bool:
+    """Return whether `path` names tasks of reasoning-gym."""
+    return path.startswith(TASKS)
 
 
 def is_name(path: str) -> bool:
     """Return whether `path` names files of a dataset on the hub, or tasks."""
-    return gym_tasks.is_name(path) or _NAME.fullmatch(path) is not None and not Path(path).exists()
+    return is_task(path) or _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
 def wrong_name(name: str) -> str | None:
     """Return what is wrong with the files that a name asks for, whether the cache has them or not; None if nothing."""
-    if gym_tasks.is_name(name):
+    if is_task(name):
+        from gspo_hpc.data import gym_tasks
+
         try:
             gym_tasks.parsed(name)
         except ValueError as mistake:
@@ -57,7 +64,9 @@ def command(name: str) -> str:
 
     For tasks it is the one that installs their package.
     """
-    if gym_tasks.is_name(name):
+    if is_task(name):
+        from gspo_hpc.data import gym_tasks
+
         return gym_tasks.INSTALL
     repo, revision, inside = _split(name)
     at = "" if revision == hub_cache.MAIN else f" --revision {revision}"
@@ -75,7 +84,9 @@ def _with_paths(config: Config, path: Callable[[str, str], str]) -> Config:
 def _path(key: str, name: str) -> str:
     if (found := _cached(name)) is not None:
         return found
-    if gym_tasks.is_name(name):
+    if is_task(name):
+        from gspo_hpc.data import gym_tasks
+
         try:
             return str(gym_tasks.made(name))
         except ValueError as mistake:
@@ -97,7 +108,9 @@ def _path(key: str, name: str) -> str:
 
 def _cached(name: str) -> str | None:
     """Return the path of files in the cache; None if none is there, or if one says that there are more."""
-    if gym_tasks.is_name(name):
+    if is_task(name):
+        from gspo_hpc.data import gym_tasks
+
         tasks = gym_tasks.kept(name)
         return None if tasks is None else str(tasks)
     repo, revision, inside = _split(name)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from gspo_hpc.data.outcomes import CallOutcome
+from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import Floats, Ints, decode_floats, decode_ints, encode
-
-
-class CallRecord(NamedTuple):
-    """A call of a tool, with what the model sees of it."""
-
-    name: str
-    result: str
-    outcome: CallOutcome
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[R
     if hub_data.is_name(path):  # what is in the cache has its path already
         text = f"{path} is not in the cache of the hub; a run downloads it"
         other = f"If this machine cannot reach the hub, on one that can: {hub_data.command(path)}"
-        if hub_data.gym_tasks.is_name(path):
+        if hub_data.is_task(path):
             text, other = f"the rows of {path} are not made yet; a run makes them", f"It needs {hub_data.command(path)}"
         section.skip(check, f"{text}. {other}")
         return None, None

@@ -118,14 +118,16 @@ def environments(config: Config) -> Iterator[Problem]:
 
 def _tools(config: Config) -> Iterator[Problem]:
     """Check that every tool is there, and that nothing else gives the chat template its tools."""
+    if not config.environment.tools:
+        return
     from gspo_hpc.models import model_folder
     from gspo_hpc.rewards.environments import tools
 
-    if config.environment.tools and "tools" in config.data.chat_template_kwargs:
+    if "tools" in config.data.chat_template_kwargs:
         yield Problem("data.chat_template_kwargs", "environment.tools gives the template its tools", "leave out tools")
     try:
         tools.check(config.environment)
-        if config.environment.tools and (template := model_folder.template_of(config)):
+        if template := model_folder.template_of(config):
             tools.Toolbox.of(config.environment, template)
     except ValueError as mistake:
         absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
@@ -171,7 +173,7 @@ def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
                 yield Problem(key, wrong)
             else:
                 text, absent = f"{name} is not in the cache of the hub", "A run downloads it"
-                if hub_data.gym_tasks.is_name(name):
+                if hub_data.is_task(name):
                     text, absent = f"the rows of {name} are not made yet", "A run makes them"
                 yield Problem(key, text, absent=absent, downloaded=True)
             return

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from gspo_hpc.data.gym_tasks import FIELD, INSTALL, unpacked
 from gspo_hpc.rewards.catalogue import Graded, field_of, reward_function
 from gspo_hpc.rewards.formats import check_tag, section
+
+_FIELD = "reasoning_gym"  # of a row: name and options of its task, and its entry
 
 
 def _prepare() -> None:
     try:
         import reasoning_gym  # noqa: F401
     except ImportError as error:
+        from gspo_hpc.data.gym_tasks import INSTALL
+
         raise ImportError(f"reasoning-gym is not installed ({error}): {INSTALL}") from None
 
 
@@ -24,9 +27,9 @@ def _check(tag: str = "answer", **_: Any) -> None:
 
 
 def _check_row(fields: Mapping[str, Any], **_: Any) -> None:
-    row = field_of(fields, FIELD)
+    row = field_of(fields, _FIELD)
     if not isinstance(row, Mapping) or not {"task", "options", "entry"} <= row.keys():
-        raise ValueError(f"the field {FIELD!r} is none of a row that data.train=reasoning_gym:TASK makes")
+        raise ValueError(f"the field {_FIELD!r} is none of a row that data.train=reasoning_gym:TASK makes")
 
 
 def _answered(completion: str, *, tag: str = "answer", **_: Any) -> str | None:
@@ -39,8 +42,10 @@ def reasoning_gym(completion: str, *, prompt: str, fields: Mapping[str, Any], ta
 
     `tag` is another tag; with an empty one the whole completion is the answer. The row is one of reasoning_gym:TASK.
     """
+    from gspo_hpc.data.gym_tasks import unpacked
+
     _check_row(fields)
-    answer, row = section(completion, tag), fields[FIELD]
+    answer, row = section(completion, tag), fields[_FIELD]
     if answer is None:
         return Graded(0.0, "unparsable")
     scorer = _scorer(row["task"], json.dumps(row["options"], sort_keys=True))

@@ -20,10 +20,10 @@ from itertools import count
 
 import numpy as np
 
-from gspo_hpc.data.outcomes import CallOutcome
+from gspo_hpc.data.outcomes import CallOutcome, CallRecord
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
-from gspo_hpc.data.turns import CallRecord, TurnRecord
+from gspo_hpc.data.turns import TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.policy.passes import never
 from gspo_hpc.rewards.calls import ENVIRONMENT, error_text
@@ -75,7 +75,7 @@ class _Answering:
 
     @property
     def waits(self) -> bool:
-        """Whether a result is still to come."""
+        """Tell whether a result is still to come."""
         if self.calls:
             return any(isinstance(one, Call) for one in self.calls)
         return self.turn is None and self.failure is None

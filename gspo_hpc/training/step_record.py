@@ -118,8 +118,10 @@ def tool_calls(table: GroupTable) -> dict[str, float]:
     counts = table.rows["calls"].astype(np.int64).sum(axis=0)
     if not (every := int(counts.sum())):
         return {}
-    failed = {f"tools/{name}": count / every for name, count in zip(CALL_OUTCOMES, counts.tolist(), strict=True)}
-    return {"tools/calls": every / len(table)} | {name: share for name, share in failed.items() if name != "tools/done"}
+    failed = {f"tool_calls/{name}": count / every for name, count in zip(CALL_OUTCOMES, counts.tolist(), strict=True)}
+    return {"tool_calls": every / len(table)} | {
+        name: share for name, share in failed.items() if name != "tool_calls/done"
+    }
 
 
 class Deaths(Protocol):
@@ -155,7 +157,7 @@ class StepRecorder:
         if not rewards_count(self._recipe.config):  # they are no signal: nothing is to be judged by them
             record = {key: value for key, value in record.items() if key not in OF_REWARDS}
         if self._recipe.config.environment.tools:
-            record = {"tools/calls": 0.0} | record
+            record = {"tool_calls": 0.0} | record
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:

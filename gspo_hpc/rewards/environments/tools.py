@@ -17,8 +17,7 @@ from typing import Any
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Environment, Tool
-from gspo_hpc.data.outcomes import CallOutcome
-from gspo_hpc.data.turns import CallRecord
+from gspo_hpc.data.outcomes import CallOutcome, CallRecord
 from gspo_hpc.rewards.environments import schemas, tool_calls
 from gspo_hpc.rewards.environments.calculator import calculator
 from gspo_hpc.rewards.results import RewardResult

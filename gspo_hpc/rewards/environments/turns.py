@@ -7,12 +7,14 @@ repetition of the same turn, and nothing of a user's runs in the trainer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config, Reward, RewardFunction
 from gspo_hpc.rewards.catalogue import TURN
 from gspo_hpc.rewards.environments.tool_calls import Call
-from gspo_hpc.rewards.pool import RewardPool
+
+if TYPE_CHECKING:
+    from gspo_hpc.rewards.pool import RewardPool
 
 
 def turn_function(config: Config) -> RewardFunction:
@@ -44,6 +46,8 @@ def turn_pool(config: Config, pools: int) -> RewardPool:
 
     Raises ValueError where it cannot be made.
     """
+    from gspo_hpc.rewards.pool import RewardPool  # only here: doctor is to try an environment without its library
+
     settings = config.environment
     turns = Reward(
         functions=(turn_function(config),),

@@ -81,7 +81,7 @@ class Verifiers:
     def _last_printed(self) -> str:
         """Return what the other Python printed last, and forget it where it is much."""
         end = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, end - _KEPT))
+        self._printed.seek(-min(end, _KEPT), os.SEEK_END)
         text = self._printed.read().decode(errors="replace")
         if end > _MOST_PRINTED:
             self._printed.truncate(0)

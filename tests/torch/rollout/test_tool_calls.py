@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from gspo_hpc.config.schema import Config, Data
+from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.table import GroupTable
-from gspo_hpc.data.turns import CallRecord
 from gspo_hpc.rewards.environments import tools
 from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
@@ -82,11 +82,11 @@ def test_calls_that_fail_are_told_to_the_model_and_counted(config: Config, pool:
 
     table = GroupTable.from_bytes(GroupTable.of(list(groups.values()), 0).to_bytes())
     assert tool_calls(table) == {
-        "tools/calls": 6.0,
-        "tools/unknown": 1 / 6,
-        "tools/malformed": 2 / 6,
-        "tools/failed": 1 / 6,
-        "tools/timed_out": 1 / 6,
+        "tool_calls": 6.0,
+        "tool_calls/unknown": 1 / 6,
+        "tool_calls/malformed": 2 / 6,
+        "tool_calls/failed": 1 / 6,
+        "tool_calls/timed_out": 1 / 6,
     }
     again = Group.from_json(groups[0].to_json())
     assert again.completions[0].calls == one.calls

@@ -159,4 +159,4 @@ def test_rows_follow_from_the_name_alone(library: Any, cache: Path, monkeypatch:
 def test_what_the_package_does_not_have(library: Any, name: str, said: str) -> None:
     with pytest.raises(ValueError, match=f"data.train: {name}: {said}"):
         hub_data.with_files(config(name))
-    assert not hub_data.gym_tasks.kept(name)
+    assert not gym_tasks.kept(name)

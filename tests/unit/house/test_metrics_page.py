@@ -39,7 +39,7 @@ _PASSES = [*get_args(PassName), "probe"]
 PARTS = {
     "reward/*": ["number_match", "reward.py:reward"],
     "reward_outcome/*": [f"math_verify/{one}" for one in OUTCOMES],
-    "tools/*": [one for one in CALL_OUTCOMES if one != "done"],
+    "tool_calls/*": [one for one in CALL_OUTCOMES if one != "done"],
     "seconds/*": PHASES,
     "passes/*": _PASSES,
     "passes/*/micro_batches": _PASSES,

@@ -14,7 +14,7 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.turns import CallRecord
+from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.launch import checks, preflight
 from gspo_hpc.rewards.environments import schemas, tools
 from gspo_hpc.rewards.environments.calculator import calculator
