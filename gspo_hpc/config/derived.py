@@ -182,7 +182,7 @@ def router_replay(config: Config) -> Literal["off", "rollout", "old_logprobs"]:
     """Return the pass whose choice of experts the updates repeat; "off" if they choose anew."""
     wanted = config.moe.router_replay
     if wanted == "auto":
-        reported = config.cluster.platform == "cuda" and config.environment.name is None  # by whole completions
+        reported = config.cluster.platform == "cuda" and not config.environment.talks  # by whole completions
         return "rollout" if reported else "old_logprobs"
     return wanted
 
@@ -227,7 +227,7 @@ class BusyProcesses(NamedTuple):
 def busy_processes(config: Config) -> BusyProcesses:
     """Return how many processes a rank with an engine has. With one GPU, vLLM's core is its own worker."""
     gpus = config.rollout.tensor_parallel_size
-    talks = config.environment.name is not None
+    talks = config.environment.talks
     workers = config.reward.workers + config.environment.workers * talks
     return BusyProcesses(1 if gpus == 1 else 1 + gpus, workers, talks)
 

@@ -228,14 +228,42 @@ class Reward(Section):
     )
 
 
+class Tool(Section):
+    """One tool that the model may call in a conversation."""
+
+    function: Annotated[str, Matching(r"\S(?:[\s\S]*\S)?", "must name a function")] = key(
+        ..., "A registered name, or path/to/file.py:function, whose name the model calls."
+    )
+    args: FreeForm = key({}, "Arguments that the function always gets, and of which the model is not told.")
+    description: str | None = key(
+        None, "The description that the model sees; by default the first paragraph of the function's docstring."
+    )
+    parameters: FreeForm = key(
+        {},
+        "JSON Schema of the arguments that the model gives; by default it is read from the function's signature, its "
+        "annotations and its docstring.",
+    )
+
+
 class Environment(Section):
-    """The other side of a conversation; without a name, a completion is a single answer."""
+    """The other side of a conversation; without a name and tools, a completion is a single answer."""
 
     name: str | None = key(None, "A registered environment, or path/to/file.py:Class. Null: there is none.")
     args: FreeForm = key({}, "Arguments of the environment.")
+    tools: Annotated[tuple[Tool, ...], Listed] = key((), "Tools that the chat template shows to the model.")
+    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder"] = key(
+        "auto", "The form in which the model calls tools; auto takes the one that the chat template asks for."
+    )
+    max_calls: Count = key(8, "Tool calls in one message that are made; of further ones the model is told an error.")
+    max_result: Count = key(4000, "Characters of a tool's result that the model sees, at most.")
     max_turns: Count = key(8, "Messages of the model in a conversation, at most.")
-    timeout: Positive = key(60.0, "Seconds that an environment may take to answer a message.")
-    workers: Count = key(4, "Processes in which environments answer, for each engine.")
+    timeout: Positive = key(60.0, "Seconds that an environment may take to answer a message, and a tool for a call.")
+    workers: Count = key(4, "Processes in which environments answer and tools run, for each engine.")
+
+    @property
+    def talks(self) -> bool:
+        """Tell whether a completion is a conversation."""
+        return self.name is not None or bool(self.tools)
 
 
 class Optimizer(Section):

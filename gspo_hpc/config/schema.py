@@ -29,6 +29,7 @@ from gspo_hpc.config.learning import (
     Reward,
     RewardFunction,
     Rollout,
+    Tool,
     Tracking,
 )
 from gspo_hpc.config.machine import (
@@ -69,6 +70,7 @@ __all__ = [
     "Rollout",
     "Run",
     "Slurm",
+    "Tool",
     "Tracking",
     "as_dict",
     "keys",

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 # "unparsable": the completion has no answer; "unparsable_gold": that of the data row cannot be read.
 Outcome = Literal["right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+# Of a call of a tool. "unknown": there is no such tool; "malformed": no JSON, or arguments that it does not take.
+CallOutcome = Literal["done", "unknown", "malformed", "failed", "timed_out"]
+CALL_OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)
+
+
+class CallRecord(NamedTuple):
+    """A call of a tool, with what the model sees of it."""
+
+    name: str
+    result: str
+    outcome: CallOutcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,20 +41,33 @@ def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]
     return [r for i, r in enumerate(rows) if i in chosen], [r for i, r in enumerate(rows) if i not in chosen]
 
 
-def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length: int) -> list[Prompt]:
+def template_of(tokenizer: Any, data: Data) -> str:
+    """Return the chat template as text; where a tokenizer has several, all of them."""
+    return str(data.chat_template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None) or "")
+
+
+def build_prompts(
+    rows: list[Row],
+    tokenizer: Any,
+    data: Data,
+    max_prompt_length: int,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+) -> list[Prompt]:
     """Return the prompts of `rows`, tokenized.
 
     `tokenizer` is one of Hugging Face's, or an object with the same `apply_chat_template`, `__call__` and `decode`.
     Chat messages go through the chat template with the generation prompt, and so does text (as one user message) unless
     data.chat_template is false. The template also gets data.chat_template_kwargs; a warning names those that it does
-    not have. data.system_prompt is put before messages that have no system message. Prompts of more than
-    `max_prompt_length` tokens are an error, are dropped, or keep their last tokens, as data.overlong says. A
-    prompt's `index` is its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot
-    be built or are too long, and where none is left.
+    not have. It shows `tools`, JSON Schemas of what the model may call. data.system_prompt is put before messages that
+    have no system message. Prompts of more than `max_prompt_length` tokens are an error, are dropped, or keep their
+    last tokens, as data.overlong says. A prompt's `index` is its row's, so there are gaps where rows were dropped.
+    Raises ValueError for prompts that cannot be built or are too long, and where none is left.
     """
     texts: list[str] = []
     faults: list[str] = []
-    template = str(data.chat_template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None) or "")
+    template = template_of(tokenizer, data)
+    variables = data.chat_template_kwargs | ({"tools": [*tools]} if tools else {})
     unread = [name for name in data.chat_template_kwargs if not _stands_in(template, name)]
     for row in rows:
         mark()
@@ -64,7 +77,7 @@ def build_prompts(rows: list[Row], tokenizer: Any, data: Data, max_prompt_length
         try:
             texts.append(
                 tokenizer.apply_chat_template(
-                    _messages(row, data), tokenize=False, add_generation_prompt=True, **data.chat_template_kwargs
+                    _messages(row, data), tokenize=False, add_generation_prompt=True, **variables
                 )
             )
         except Exception as error:  # a template is a program of its own, and raises what it likes

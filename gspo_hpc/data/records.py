@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gspo_hpc.data.outcomes import Outcome
+from gspo_hpc.data.outcomes import CallOutcome, Outcome
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -57,6 +57,7 @@ class Completion:
     experts: Experts | None = None  # of its tokens but the last, which no model computes
     num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
     environment: Flags | None = None  # [response_len], 1 for tokens of the environment; None: all are the model's
+    calls: dict[CallOutcome, int] = field(default_factory=dict)  # of tools, by what came of them
 
     @property
     def sampled(self) -> npt.NDArray[np.intp]:
@@ -112,6 +113,7 @@ class Group:
                         "experts": _encode_experts(c.experts),
                         "num_cached_tokens": c.num_cached_tokens,
                         "environment": None if c.environment is None else encode(c.environment),
+                        "calls": c.calls,
                     }
                     for c in self.completions
                 ],
@@ -146,6 +148,7 @@ class Group:
                     experts=_experts(c.get("experts")),
                     num_cached_tokens=int(c.get("num_cached_tokens", 0)),
                     environment=_flags(c.get("environment")),
+                    calls=c.get("calls", {}),
                 )
                 for c in raw["completions"]
             ),

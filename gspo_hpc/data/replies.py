@@ -6,6 +6,8 @@ its end alone, whatever a template would do to earlier messages if it were given
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Data
@@ -16,32 +18,52 @@ _MESSAGE = "gspo-message"  # stands for the model's; no template changes or cont
 class Replies:
     """The text around an environment's replies, by the chat template of a tokenizer."""
 
-    def __init__(self, tokenizer: Any, data: Data) -> None:
-        """Take the template apart. Raises ValueError where it has no place for a reply."""
-        self._tokenizer, self._kwargs = tokenizer, data.chat_template_kwargs
+    def __init__(self, tokenizer: Any, data: Data, tools: Sequence[dict[str, Any]] = (), *, users: bool = True) -> None:
+        """Take the template apart. Raises ValueError where it has no place for a reply.
+
+        `tools` are those that the template shows. `users`: there are replies as from a user.
+        """
+        self._tokenizer = tokenizer
+        self._kwargs = data.chat_template_kwargs | ({"tools": [*tools]} if tools else {})
         self._opening = [{"role": "user", "content": "gspo-question"}, {"role": "assistant", "content": _MESSAGE}]
         try:
-            self._after("gspo-reply")
+            if users:
+                self._after([{"role": "user", "content": "gspo-reply"}])
+            if tools:
+                self._after(_results([("gspo-tool", f"gspo-result-{number}") for number in range(2)]))
         except Exception as error:  # a template is a program of its own, and raises what it likes
             raise ValueError(f"environment: the chat template takes no reply after an answer: {error}") from None
 
-    def tokens(self, reply: str, last: int) -> list[int]:
-        """Return the tokens that follow a message of the model whose last token is `last`. Raises ValueError."""
-        text = self._after(reply)
+    def tokens(self, reply: str | Sequence[tuple[str, str]], last: int) -> list[int]:
+        """Return the tokens that follow a message of the model whose last token is `last`. Raises ValueError.
+
+        A reply is a text as from the user, or the results of calls of tools, each with the tool's name.
+        """
+        text = self._after([{"role": "user", "content": reply}] if isinstance(reply, str) else _results(reply))
         ended = self._tokenizer.decode([last], skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
         if ended and text.lstrip().startswith(ended):  # the model has ended its message itself
             text = text.lstrip().removeprefix(ended)
         found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
-    def _after(self, reply: str) -> str:
-        """Return what the template puts behind a message of the model where this reply follows."""
-        whole = self._render([*self._opening, {"role": "user", "content": reply}], True)
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return a message of the model with the special tokens in it, which calls of tools may begin with."""
+        found: str = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return found
+
+    def _after(self, replies: list[dict[str, str]]) -> str:
+        """Return what the template puts behind a message of the model where these messages follow."""
+        whole = self._render([*self._opening, *replies], True)
         if whole.count(_MESSAGE) != 1:
             raise ValueError("it does not keep the model's message as it is")
         after = whole.partition(_MESSAGE)[2]
-        if reply.strip() not in after:
-            raise ValueError("it leaves the reply out")
+        for reply in replies:
+            # A result of a tool may be written as JSON.
+            if (
+                reply["content"].strip() not in after
+                and json.dumps(reply["content"], ensure_ascii=False)[1:-1] not in after
+            ):
+                raise ValueError("it leaves the reply out")
         return after
 
     def _render(self, messages: list[dict[str, str]], generate: bool) -> str:
@@ -49,3 +71,7 @@ class Replies:
             messages, tokenize=False, add_generation_prompt=generate, **self._kwargs
         )
         return found
+
+
+def _results(results: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": "tool", "name": name, "content": text} for name, text in results]

@@ -1,6 +1,6 @@
 """The table of a rollout's groups, which every rank has: lengths, rewards, advantages, and which rank holds each group.
 
-That is about 50 bytes a completion. Tokens, log-probs, texts and choices of experts stay on the rank that generated or
+That is about 60 bytes a completion. Tokens, log-probs, texts and choices of experts stay on the rank that generated or
 read the group, its *holder*; from the table alone all ranks decide alike who trains which completion.
 """
 
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gspo_hpc.data.outcomes import OUTCOMES
+from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Group
 
 EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags
+_MOST_CALLS = 65535  # that a row can count
 
 ROW = np.dtype(
     [
@@ -34,6 +35,7 @@ ROW = np.dtype(
         ("advantage", "<f8"),
         ("num_cached_tokens", "<i4"),  # tokens of the prompt that the engine took from its prefix cache
         ("flags", "<u1"),
+        ("calls", "<u2", len(CALL_OUTCOMES)),  # of tools, by what came of them
     ]
 )
 
@@ -125,6 +127,7 @@ class GroupTable:
                 c.advantage,
                 c.num_cached_tokens,
                 EXCLUDED * c.excluded + UNGRADED * (c.failure is not None) + TRUNCATED * (c.finish_reason == "length"),
+                tuple(min(c.calls.get(one, 0), _MOST_CALLS) for one in CALL_OUTCOMES),
             )
             for group in groups
             for index, c in enumerate(group.completions)

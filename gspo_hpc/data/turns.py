@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import Floats, Ints, decode_floats, decode_ints, encode
 
 
@@ -26,6 +27,7 @@ class TurnRecord:
     reply: str
     reward: float
     over: bool
+    calls: tuple[CallRecord, ...] = ()  # of tools, whose results are the reply
 
     def to_json(self) -> str:
         """Return the turn as one line of JSON."""
@@ -36,4 +38,11 @@ class TurnRecord:
     def from_json(cls, line: str) -> TurnRecord:
         """Return the turn that :meth:`to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
         raw = json.loads(line)
-        return cls(**raw | {"tokens": decode_ints(raw["tokens"]), "logprobs": decode_floats(raw["logprobs"])})
+        return cls(
+            **raw
+            | {
+                "tokens": decode_ints(raw["tokens"]),
+                "logprobs": decode_floats(raw["logprobs"]),
+                "calls": tuple(CallRecord(*call) for call in raw.get("calls", ())),
+            }
+        )

@@ -1,4 +1,4 @@
-"""Checks of the inputs of a config: the model, the data files, the plan and the reward functions."""
+"""Checks of the inputs of a config: model, data files, plan, reward functions, environment and tools."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from gspo_hpc.launch import preflight
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry, trial
+from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 from gspo_hpc.system.text import first_line
 
 ROWS = 1000  # rows of a large file that are read
 
 
 def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
-    """Return the findings of the group. `load_functions`: call the reward functions on a few short texts."""
+    """Return the findings of the group. `load_functions`: call reward functions and environment on short texts."""
     section = Section("inputs")
     model.check(config, section)
     first, rows = _data(section, "training data", config.data.train, config.data)
@@ -36,6 +37,7 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _plan(section, config, rows)
     _reward_functions(section, config, first, load_functions)
+    _environment(section, config, first, load_functions)
     may_be_elsewhere = (preflight.teacher, preflight.prometheus)
     for check in (preflight.notifications, preflight.observers, *may_be_elsewhere, preflight.run_directory):
         for problem in check(config):
@@ -73,7 +75,10 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[R
         return None, None
     if hub_data.is_name(path):  # what is in the cache has its path already
         text = f"{path} is not in the cache of the hub; a run downloads it"
-        section.skip(check, f"{text}. If this machine cannot reach the hub, on one that can: {hub_data.command(path)}")
+        other = f"If this machine cannot reach the hub, on one that can: {hub_data.command(path)}"
+        if hub_data.is_task(path):
+            text, other = f"the rows of {path} are not made yet; a run makes them", f"It needs {hub_data.command(path)}"
+        section.skip(check, f"{text}. {other}")
         return None, None
     file = next(iter(counting.files(path)), Path(path))
     fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
@@ -141,3 +146,28 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
             return
     section.ok("reward functions", f"{names} ({'loaded' if row is None else 'tried'})")
+
+
+def _environment(section: Section, config: Config, row: Row | None, load: bool) -> None:
+    """Begin a conversation about the first row with a message or two, and load the tools."""
+    settings = config.environment
+    if problems := list(preflight.environments(config)):
+        for problem in problems:
+            section.fail("environment", f"{problem.key}: {problem.text}", problem.fix or "correct this setting")
+        return
+    if not settings.talks:
+        return
+    if not load:
+        section.ok("environment", named(config))
+        return
+    fields = asked(row.fields if row is not None else {}, 1, None)
+    texts = trial.TEXTS if row is not None else ()  # without rows it is only loaded
+    (found,) = trial.run([turn_function(config)], "", fields, texts=texts, memory_gb=config.reward.memory_gb)
+    if found.failure is None:
+        tried = "loaded" if settings.name is None or row is None else "begun, and one message answered"
+        section.ok("environment", f"{named(config)} ({tried})")
+        return
+    tell = section.fail if found.certain or found.not_here else section.warn
+    files = {own_code.file_of(name) for name in (settings.name or "", *(tool.function for tool in settings.tools))}
+    correct = ", ".join(sorted(str(file) for file in files if file is not None)) or "environment.args"
+    tell("environment", f"{named(config)} {shortened(found.failure, 300)}", f"correct {correct}")

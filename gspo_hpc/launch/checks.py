@@ -102,13 +102,13 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
     first, memory = rows[0], config.reward.memory_gb
-    if config.environment.name is not None:
-        from gspo_hpc.rewards.environments.turns import asked, turn_function
+    if config.environment.talks:
+        from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 
         (found,) = trial.run([turn_function(config)], "", asked(first.fields, 1, None), memory_gb=memory)
         if found.failure is not None and (found.certain or (here and found.not_here)):
             raise ValueError(
-                f"environment.name: {config.environment.name} {found.failure}\nthis is so for each of "
+                f"{named(config)} {found.failure}\nthis is so for each of "
                 f"{len(trial.TEXTS)} messages in a conversation about {first.where}"
             )
     if not config.reward.functions:

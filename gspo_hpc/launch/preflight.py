@@ -98,8 +98,9 @@ def environments(config: Config) -> Iterator[Problem]:
     for number, term in enumerate(config.reward.functions):
         if term.function == TURN:
             yield Problem(f"reward.functions[{number}].function", f"{TURN} is no reward function; give environment")
-    if name is not None and not config.data.chat_template:
+    if config.environment.talks and not config.data.chat_template:
         yield Problem("data.chat_template", "replies of an environment stand in the chat template", "set it to true")
+    yield from _tools(config)
     if name is None:
         for number, term in enumerate(config.reward.functions):
             if term.function == "environment":
@@ -113,6 +114,24 @@ def environments(config: Config) -> Iterator[Problem]:
     except ValueError as mistake:
         absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
         yield Problem("environment.name", str(mistake), absent=absent)
+
+
+def _tools(config: Config) -> Iterator[Problem]:
+    """Check that every tool is there, and that nothing else gives the chat template its tools."""
+    if not config.environment.tools:
+        return
+    from gspo_hpc.models import model_folder
+    from gspo_hpc.rewards.environments import tools
+
+    if "tools" in config.data.chat_template_kwargs:
+        yield Problem("data.chat_template_kwargs", "environment.tools gives the template its tools", "leave out tools")
+    try:
+        tools.check(config.environment)
+        if template := model_folder.template_of(config):
+            tools.Toolbox.of(config.environment, template)
+    except ValueError as mistake:
+        absent = "A run needs the file" if isinstance(mistake, own_code.FileAbsent) else ""
+        yield Problem("environment.tools", str(mistake), absent=absent)
 
 
 def observers(config: Config) -> Iterator[Problem]:
@@ -153,9 +172,10 @@ def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
             if (wrong := hub_data.wrong_name(name)) is not None:
                 yield Problem(key, wrong)
             else:
-                yield Problem(
-                    key, f"{name} is not in the cache of the hub", absent="A run downloads it", downloaded=True
-                )
+                text, absent = f"{name} is not in the cache of the hub", "A run downloads it"
+                if hub_data.is_task(name):
+                    text, absent = f"the rows of {name} are not made yet", "A run makes them"
+                yield Problem(key, text, absent=absent, downloaded=True)
             return
     if not is_there(name):
         if (wrong := counting.wrong_name(name)) is not None:

@@ -135,6 +135,28 @@ def tokenizer_files(folder: Path) -> list[str]:
     return [name for name in _TOKENIZERS if (folder / name).is_file()]
 
 
+def chat_template(folder: Path) -> str:
+    """Return the text of the tokenizer's chat template, of all if there are several; empty where there is none."""
+    texts = [
+        file.read_text("utf-8")
+        for name in ("chat_template.jinja", "chat_template.json")
+        if (file := folder / name).is_file()
+    ]
+    settings = _json(folder / "tokenizer_config.json")
+    return "\n".join([*texts, str(settings.get("chat_template") or "") if isinstance(settings, dict) else ""])
+
+
+def template_of(config: Config) -> str:
+    """Return the chat template of a config; empty where it is not on this machine, or cannot be read."""
+    if own := config.data.chat_template_kwargs.get("chat_template"):
+        return str(own)
+    folder = Path(config.model.path or "")
+    try:
+        return chat_template(folder) if config.model.path and folder.is_dir() else ""
+    except (OSError, ValueError, RecursionError):  # the check of the tokenizer says so
+        return ""
+
+
 def has_chat_template(folder: Path) -> bool:
     """Return True if the tokenizer has a chat template. Raises ValueError if its settings are not JSON."""
     settings = _json(folder / "tokenizer_config.json")

@@ -1,7 +1,7 @@
 """The reward functions ("graders") that come with the package: those of numbers and of exact text stand here.
 
-Files beside this one have the others: mathematics.py, choices.py, formats.py, texts.py and judges.py. All are imported
-here.
+Files beside this one have the others: mathematics.py, choices.py, formats.py, gym.py, texts.py and judges.py. All are
+imported here.
 
 A reward function is a plain function
 
@@ -27,6 +27,7 @@ from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Literal
 
 from gspo_hpc.rewards import choices as choices
+from gspo_hpc.rewards import gym as gym
 from gspo_hpc.rewards import judges as judges
 from gspo_hpc.rewards import mathematics as mathematics
 from gspo_hpc.rewards import texts as texts

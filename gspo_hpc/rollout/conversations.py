@@ -2,14 +2,17 @@
 
 To :class:`gspo_hpc.rollout.generation.Generation` they look like an engine: it submits a prompt, takes steps, and gets
 whole groups. Each message of the model is a request of its own, which the engine continues from its prefix cache. A
-conversation ends when the environment says so, after environment.max_turns messages, or where the next reply would
-leave no token of rollout.max_response_length for the model. So its last token is always one that the model sampled.
+conversation ends when the environment says so (without one, with a message that calls no tool), after
+environment.max_turns messages, or where the next reply would leave no token of rollout.max_response_length for the
+model. So its last token is always one that the model sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,12 +20,16 @@ from itertools import count
 
 import numpy as np
 
+from gspo_hpc.data.outcomes import CallOutcome, CallRecord
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.turns import TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.policy.passes import never
 from gspo_hpc.rewards.calls import ENVIRONMENT, error_text
+from gspo_hpc.rewards.catalogue import Turn
+from gspo_hpc.rewards.environments.tool_calls import Call
+from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import asked
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
@@ -54,6 +61,24 @@ class _Conversation:
     failure: str | None = None
     finish_reason: str = "stop"
     num_cached_tokens: int = 0
+    calls: Counter[CallOutcome] = field(default_factory=Counter)
+
+
+@dataclass
+class _Answering:
+    """A message of the model that waits for its answer: the environment's, or the results of tools."""
+
+    message: Completion
+    calls: list[CallRecord | Call] = field(default_factory=list)  # a call in the place of what will come of it
+    turn: Turn | None = None
+    failure: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether a result is still to come."""
+        if self.calls:
+            return any(isinstance(one, Call) for one in self.calls)
+        return self.turn is None and self.failure is None
 
 
 @dataclass
@@ -84,15 +109,22 @@ class Conversations:
         slots: Container[int] = (),
         journal: Journal | None = None,
         stop_requested: Callable[[], bool] = never,
+        toolbox: Toolbox | None = None,
+        answers: bool = True,
     ) -> None:
-        """Take what the journal has of conversations of these slots."""
+        """Take what the journal has of conversations of these slots.
+
+        `answers`: there is an environment, which answers messages that call no tool.
+        """
+        self._toolbox, self._answers = toolbox, answers
         self._engine, self._pool, self._replies, self._max_turns = engine, pool, replies, max_turns
         self._journal, self._stop_requested = journal, stop_requested
         self._past = {} if journal is None else journal.turns(slots)
         self._open: dict[int, _Open] = {}  # by slot
         self._asked: dict[int, _Conversation] = {}  # by the number of the engine's request
-        self._answering: dict[tuple[int, int], Completion] = {}  # messages that the environment has, by slot and sample
+        self._answering: dict[tuple[int, int], _Answering] = {}  # by slot and sample
         self._numbers = count()
+        self._waited = 0.0
         self._finished: list[Group] = []
 
     @property
@@ -133,17 +165,22 @@ class Conversations:
         """
         for group in self._engine.step() if self._engine.pending else []:
             one, (message,) = self._asked.pop(group.slot), group.completions
-            self._answering[one.slot, one.sample] = message
-            opened = self._open[one.slot]  # whose conversations are about the same, so they have one seed
-            fields = asked(opened.prompt.fields, opened.conversations[0].seed, one.state)
-            self._pool.submit((one.slot, one.sample), message.text, len(message.tokens), "", fields)
-        waits = not self._engine.pending and not self._finished
+            self._ask(one, message)
+        waits = not self._engine.pending and not self._finished and bool(self._pool.pending)
+        began = time.monotonic()
         results = self._pool.poll(timeout=POLL_SECONDS if waits else 0.0)
+        self._waited += time.monotonic() - began if waits else 0.0
         if any(result.failure for _, result in results) and self._stop_requested():
             return []  # Slurm signals every process of a job: an environment that died of that has not failed
-        self._answered(results)
+        self._note(results)
+        self._go_on([key for key, answering in self._answering.items() if not answering.waits])
         finished, self._finished = self._finished, []
         return finished
+
+    def waited(self) -> float:
+        """Return the seconds since the last call in which only the environment or tools were waited for."""
+        found, self._waited = self._waited, 0.0
+        return found
 
     def abort(self) -> None:
         """Drop all conversations."""
@@ -154,17 +191,48 @@ class Conversations:
         self._finished.clear()
         self._pool.drop()
 
-    def _answered(self, results: Sequence[tuple[tuple[int, int], RewardResult]]) -> None:
-        """Go on with the conversations whose last messages the environment has answered, or failed to."""
+    def _ask(self, one: _Conversation, message: Completion) -> None:
+        """Give a message to the tools that it calls, or to the environment."""
+        answering = self._answering[one.slot, one.sample] = _Answering(message)
+        opened = self._open[one.slot]  # whose conversations are about the same, so they have one seed
+        row, seed = opened.prompt.fields, opened.conversations[0].seed
+        if self._toolbox is not None and message.finish_reason != "length":
+            answering.calls = self._toolbox.calls(self._replies.text(message.tokens.tolist()))
+        for place, call in enumerate(answering.calls):
+            if isinstance(call, Call):
+                self._pool.submit((one.slot, one.sample, place), "", 0, "", asked(row, seed, one.state, call))
+        if not answering.calls and self._answers:
+            fields = asked(row, seed, one.state)
+            self._pool.submit((one.slot, one.sample, -1), message.text, len(message.tokens), "", fields)
+        elif not answering.calls:
+            answering.turn = Turn(one.state, "", 0.0, True)
+
+    def _note(self, results: Sequence[tuple[tuple[int, int, int], RewardResult]]) -> None:
+        """Note what the environment and the tools have answered."""
+        for (slot, sample, place), result in results:
+            answering = self._answering[slot, sample]
+            if place < 0:
+                answering.turn = result.turn
+                if result.turn is None:
+                    answering.failure = result.failure or "the environment gave no answer"
+                continue
+            call = answering.calls[place]
+            assert isinstance(call, Call) and self._toolbox is not None
+            answering.calls[place] = self._toolbox.result(call, result)
+
+    def _go_on(self, answered: Sequence[tuple[int, int]]) -> None:
+        """Go on with the conversations whose last messages are answered, or whose environment failed."""
         records = []
-        for (slot, sample), result in results:
-            message, one = self._answering.pop((slot, sample)), self._open[slot].conversations[sample]
-            turn = result.turn
-            if turn is None:
-                one.failure = result.failure or "the environment gave no answer"
+        for slot, sample in answered:
+            answering, one = self._answering.pop((slot, sample)), self._open[slot].conversations[sample]
+            message, turn = answering.message, answering.turn
+            if answering.failure is not None:
+                one.failure = answering.failure
                 self._add(one, message)
                 self._end(one)
                 continue
+            calls = tuple(call for call in answering.calls if isinstance(call, CallRecord))
+            turn = turn or Turn(one.state, "", 0.0, False)  # of tools, which do not change the state
             records.append(
                 TurnRecord(
                     slot=slot,
@@ -180,6 +248,7 @@ class Conversations:
                     reply=turn.reply,
                     reward=turn.reward,
                     over=turn.over,
+                    calls=calls,
                 )
             )
         if records and self._journal is not None:
@@ -197,11 +266,13 @@ class Conversations:
         """Add a turn to its conversation; False if that is over now."""
         self._add(one, record)
         one.state, one.reward = record.state, one.reward + record.reward
+        one.calls.update(call.outcome for call in record.calls)
         if record.over or one.messages == self._max_turns or record.finish_reason == "length":
             self._end(one)
             return False
         try:
-            reply = self._replies.tokens(record.reply, one.tokens[-1])
+            said: str | list[tuple[str, str]] = [(one.name, one.result) for one in record.calls] or record.reply
+            reply = self._replies.tokens(said, one.tokens[-1])
         except Exception as error:  # of a template or a tokenizer, whatever it is
             one.failure = f"the reply cannot be tokenized: {error_text(error)}"
             self._end(one)
@@ -212,7 +283,8 @@ class Conversations:
             return False
         one.tokens += reply
         one.theirs += [1] * len(reply)
-        one.texts += [f"> {line}" for line in record.reply.split("\n")]
+        told = [said] if isinstance(said, str) else [result for _, result in said]
+        one.texts += [f"> {line}" for text in told for line in text.split("\n")]
         return True
 
     def _add(self, one: _Conversation, message: Completion | TurnRecord) -> None:
@@ -254,4 +326,5 @@ class Conversations:
             failure=one.failure,
             num_cached_tokens=one.num_cached_tokens,
             environment=np.asarray(one.theirs, dtype=np.uint8) if any(one.theirs) else None,
+            calls=dict(one.calls),
         )

@@ -182,7 +182,8 @@ class Generation:
             if not self._stops():
                 self.recovery.recover(death)
             ready = []
-        self.time.add(time.monotonic() - began, running)
+        waited = None if self.conversations is None else self.conversations.waited()
+        self.time.add(time.monotonic() - began, running, waited=waited)
         self.time.tokens = self._tokens()
         for group in ready:
             if self.pool is None:

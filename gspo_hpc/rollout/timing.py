@@ -17,9 +17,16 @@ class EngineTime:
     tail: float = 0.0  # of these, with at most a tenth as many completions running as at its fullest
     tokens: int = 0  # of finished completions
     fullest: int = 0  # completions running at once
+    environment: float | None = None  # seconds beside these, in which only an environment or tools were waited for
 
-    def add(self, seconds: float, running: int) -> None:
-        """Add a step, at whose start `running` completions ran."""
+    def add(self, seconds: float, running: int, *, waited: float | None = None) -> None:
+        """Add a step, at whose start `running` completions ran.
+
+        `waited`: seconds of it in which only an environment or tools were waited for; None where there are none.
+        """
+        if waited is not None:
+            self.environment = (self.environment or 0.0) + waited
+            seconds -= waited
         self.busy += seconds
         self.fullest = max(self.fullest, running)
         self.tail += seconds if 0 < running <= _TAIL * self.fullest else 0.0
@@ -32,11 +39,12 @@ def engine_extremes(engine: EngineTime | None) -> list[float]:
     """
     none = -math.inf
     if engine is None:
-        return [none] * 5
+        return [none] * 6
+    environment = none if engine.environment is None else engine.environment
     if engine.busy == 0.0:
-        return [0.0, 0.0, none, none, none]
+        return [0.0, 0.0, none, none, none, environment]
     speed = engine.tokens / engine.busy
-    return [engine.busy, -engine.busy, engine.tail, speed, -speed]
+    return [engine.busy, -engine.busy, engine.tail, speed, -speed, environment]
 
 
 def added_up(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -59,10 +67,11 @@ def added_up(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def engine_metrics(extremes: Sequence[float]) -> dict[str, float]:
     """Return the logged metrics of a rollout's engines from all ranks' extremes; empty if none had anything to do."""
-    most, least, tail, fastest, slowest = extremes
+    most, least, tail, fastest, slowest, environment = extremes
     if not most > 0.0:
         return {}
-    return {
+    waited = {} if environment == -math.inf else {"seconds/environment_wait": environment}
+    return waited | {
         "seconds/engine_least": abs(least),
         "seconds/engine_most": most,
         "seconds/generate_tail": tail,

@@ -22,6 +22,7 @@ from gspo_hpc.engine.engine import Engine
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
+from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.generation import CallCounters, Generation, ProgressCallback, Request, ignore_progress
@@ -63,6 +64,7 @@ class RolloutWorker:
     stop_requested: Callable[[], bool]
     turns: RewardPool | None = None  # in which an environment answers; None: there is none
     replies: Replies | None = None  # with it
+    toolbox: Toolbox | None = None  # what the model may call; None: nothing
     prompts_come_from_outside: bool = False  # the trainer has put them into the store before it asked for a call
     _calls: int = 0
 
@@ -144,6 +146,8 @@ class RolloutWorker:
                 slots=frozenset(request.slots),
                 journal=journal,
                 stop_requested=self.stop_requested,
+                toolbox=self.toolbox,
+                answers=self.config.environment.name is not None,
             )
         return Generation(
             request=request,

@@ -31,6 +31,7 @@ def files(config: Config) -> dict[str, str]:
     named |= {config.algorithm.name: "algorithm"} | dict.fromkeys(config.tracking.observers, "observer")
     if config.environment.name is not None:
         named[config.environment.name] = "environment"
+    named |= dict.fromkeys((tool.function for tool in config.environment.tools), "tool")
     return {name: what for name, what in named.items() if own_code.file_of(name) is not None}
 
 

@@ -27,6 +27,8 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
 from gspo_hpc.policy.process_groups import Ranks, barrier, largest, store
+from gspo_hpc.rewards.environments import tools
+from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.notices import NodeTopology, Notices
@@ -102,13 +104,15 @@ def set_threads(config: Config) -> None:
 
 def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """Return the training prompts and the unseen prompts, as tokens."""
-    tokenizer = hf_folder.tokenizer(str(config.model.path))
+    tokenizer, shown = hf_folder.tokenizer(str(config.model.path)), tools.shown(config.environment)
 
     def read(path: str | None) -> list[Row]:
         return [] if path is None else load_rows(path, config.data)
 
     def build(rows: list[Row]) -> list[Prompt]:
-        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length) if rows else []
+        if not rows:
+            return []
+        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length, tools=shown)
 
     train, unseen = read(config.data.train), read(config.data.eval)
     if config.data.train_ratio < 1 and config.data.eval is None:
@@ -140,6 +144,17 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
     return LoadedPrompts(count, train, unseen, unseen_count, probe)
 
 
+def conversation_parts(config: Config) -> tuple[Replies, Toolbox | None]:
+    """Return what conversations need of the chat template. Raises ValueError for a template that does not fit."""
+    tokenizer, settings = hf_folder.tokenizer(str(config.model.path)), config.environment
+    template = prompts.template_of(tokenizer, config.data)
+    try:
+        toolbox = Toolbox.of(settings, template) if settings.tools else None
+    except ValueError as mistake:
+        raise ValueError(f"environment.tools: {mistake}") from None
+    return Replies(tokenizer, config.data, tools.shown(settings), users=settings.name is not None), toolbox
+
+
 def start_rollout_worker(
     config: Config,
     ranks: Ranks,
@@ -158,15 +173,15 @@ def start_rollout_worker(
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
     num_engines = per_node * place.nodes
-    engine = pool = turns = replies = None
+    engine = pool = turns = replies = toolbox = None
     if engine_place(config, ranks.local_rank) == 0:
         note("starting the vLLM engine")
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
             pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
-            if config.environment.name is not None:
-                replies = Replies(hf_folder.tokenizer(str(config.model.path)), config.data)
+            if config.environment.talks:
+                replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)
     if dist.get_world_size() > 1:
         with waiting():  # for engines that take longer
@@ -184,6 +199,7 @@ def start_rollout_worker(
         pool=pool,
         turns=turns,
         replies=replies,
+        toolbox=toolbox,
         num_engines=num_engines,
         prompts_come_from_outside=ranks.job_store is not None,
         recovery=EngineRecovery(

@@ -15,7 +15,7 @@ import numpy as np
 from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName, rewards_count
-from gspo_hpc.data.outcomes import OUTCOMES
+from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
@@ -76,7 +76,7 @@ def step_record(
             record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
     if (turns := table.rows["turns"]).max() > 1:
         record |= {"turns": float(turns.mean()), "turns_max": int(turns.max())}
-    record |= outcome_shares(table)
+    record |= outcome_shares(table) | tool_calls(table)
     for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
@@ -113,6 +113,17 @@ def outcome_shares(table: GroupTable) -> dict[str, float]:
     return shares
 
 
+def tool_calls(table: GroupTable) -> dict[str, float]:
+    """Return the mean calls of tools in a completion, and the shares of them that failed; empty without calls."""
+    counts = table.rows["calls"].astype(np.int64).sum(axis=0)
+    if not (every := int(counts.sum())):
+        return {}
+    failed = {f"tool_calls/{name}": count / every for name, count in zip(CALL_OUTCOMES, counts.tolist(), strict=True)}
+    return {"tool_calls": every / len(table)} | {
+        name: share for name, share in failed.items() if name != "tool_calls/done"
+    }
+
+
 class Deaths(Protocol):
     """The account of engines that died."""
 
@@ -145,6 +156,8 @@ class StepRecorder:
         record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
         if not rewards_count(self._recipe.config):  # they are no signal: nothing is to be judged by them
             record = {key: value for key, value in record.items() if key not in OF_REWARDS}
+        if self._recipe.config.environment.tools:
+            record = {"tool_calls": 0.0} | record
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)
         if result is not None and result.expert_tokens:

@@ -105,6 +105,11 @@ def signature(path: Path, name: str, *, may_be_async: bool = False) -> inspect.S
     Raises ValueError where the file cannot be read, is not Python, or has no such function, or one that is a generator;
     FileAbsent where there is none.
     """
+    return _signature(definition(path, name, may_be_async=may_be_async).args)
+
+
+def definition(path: Path, name: str, *, may_be_async: bool = False) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """Return the syntax tree of a function at the top level of a file. Raises what :func:`signature` does."""
     tree = _parsed(path)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef) if may_be_async else (ast.FunctionDef,)
     defined = {node.name: node for node in tree.body if isinstance(node, kinds)}
@@ -116,7 +121,7 @@ def signature(path: Path, name: str, *, may_be_async: bool = False) -> inspect.S
         )
     if _yields(defined[name]):
         raise ValueError(f"{path}: {name!r} is a generator: it has `yield`, and must give its value with `return`")
-    return _signature(defined[name].args)
+    return defined[name]
 
 
 def methods(path: Path, name: str) -> dict[str, inspect.Signature] | None:

@@ -133,8 +133,9 @@ def _all_held_out(plan: PlanBuilder) -> bool:
 def _experts(plan: PlanBuilder) -> Iterator[str]:
     """Engines report the experts of a request, and each message of a conversation is one."""
     config = plan.config
-    if plan.model_file.experts and config.environment.name and config.moe.router_replay == "rollout":
+    if plan.model_file.experts and config.environment.talks and config.moe.router_replay == "rollout":
+        what = f"name ({config.environment.name})" if config.environment.name else "tools"
         yield (
-            f"moe.router_replay: rollout and environment.name ({config.environment.name}) exclude each other: engines "
+            f"moe.router_replay: rollout and environment.{what} exclude each other: engines "
             "report experts for whole completions alone; set moe.router_replay=old_logprobs, or off"
         )

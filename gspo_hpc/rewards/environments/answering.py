@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gspo_hpc.rewards.catalogue import Answered
+from gspo_hpc.config.schema import Tool
+from gspo_hpc.rewards.catalogue import Answered, Turn
+from gspo_hpc.rewards.environments import tools as toolbox
 from gspo_hpc.rewards.environments.protocol import Environment, plain, turn_of
 from gspo_hpc.rewards.environments.registry import make
 
 _environments: dict[str, Environment] = {}  # by name; a process has one for its whole life
+_tools: dict[str, Callable[..., Any]] = {}  # by the name by which the model calls them
 
 
-def prepare(environment: str, arguments: dict[str, Any]) -> Environment:
-    """Return this process's object of the environment, which is made the first time. Raises whatever that raises."""
-    if environment not in _environments:
+def prepare(environment: str | None, arguments: dict[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Make this process's object of the environment, and load its tools. Raises whatever that raises."""
+    if environment is not None and environment not in _environments:
         _environments[environment] = make(environment, arguments)
-    return _environments[environment]
+    for tool in (Tool(**one) for one in tools):
+        if toolbox.name_of(tool) not in _tools:
+            function = toolbox.load(tool)
+            _tools[toolbox.name_of(tool)] = functools.partial(function, **tool.args)
 
 
 def environment_turn(
-    message: str, *, prompt: str, fields: Mapping[str, Any], environment: str, arguments: dict[str, Any]
+    message: str,
+    *,
+    prompt: str,
+    fields: Mapping[str, Any],
+    environment: str | None,
+    arguments: dict[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Answered:
-    """Return the answer of an environment to a message. Raises whatever the environment raises.
+    """Return the answer of an environment to a message, or of a tool to a call. Raises whatever it raises.
 
-    `fields`: those of the data row ("row"), the seed of the conversation and its state, which is None at first.
+    `fields`: those of the data row ("row"), the seed of the conversation and its state, which is None at first; and the
+    name and the arguments of a "call".
     """
-    made, state = prepare(environment, arguments), fields["state"]
+    prepare(environment, arguments, tools)
+    state = fields["state"]
+    if (call := fields.get("call")) is not None:
+        tool = _tools[call["name"]]
+        value = _result(tool(**call["arguments"], **toolbox.given(tool, fields["row"])))
+        return Answered(Turn(state, toolbox.as_text(value), 0.0, False))
+    if environment is None:  # as in a trial of a config that has tools alone
+        return Answered(Turn(state, "", 0.0, True))
+    made = _environments[environment]
     if state is None:
         reset = getattr(made, "reset", None)
         state = {} if reset is None else plain(_result(reset(dict(fields["row"]), fields["seed"])))

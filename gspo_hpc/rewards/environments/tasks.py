@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gspo_hpc.rewards.environments.verifiers import Verifiers
+
 _NUMBER = re.compile(r"\d{1,18}")
 
 
@@ -45,4 +47,4 @@ class GuessNumber:
         return {"reply": reply, "reward": near - paid, "state": {"number": number, "paid": near}}
 
 
-TASKS: dict[str, Callable[..., Any]] = {"guess_number": GuessNumber}
+TASKS: dict[str, Callable[..., Any]] = {"guess_number": GuessNumber, "verifiers": Verifiers}

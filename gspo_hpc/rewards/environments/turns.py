@@ -7,26 +7,38 @@ repetition of the same turn, and nothing of a user's runs in the trainer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config, Reward, RewardFunction
 from gspo_hpc.rewards.catalogue import TURN
-from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rewards.environments.tool_calls import Call
+
+if TYPE_CHECKING:
+    from gspo_hpc.rewards.pool import RewardPool
 
 
 def turn_function(config: Config) -> RewardFunction:
     """Return the function that takes a turn in the environment of a config."""
     settings = config.environment
-    arguments = {"environment": settings.name, "arguments": dict(settings.args)}
+    tools = [{"function": one.function, "args": dict(one.args)} for one in settings.tools]
+    arguments = {"environment": settings.name, "arguments": dict(settings.args), "tools": tools}
     return RewardFunction(function=TURN, args=arguments)
 
 
-def asked(row: Mapping[str, Any], seed: int, state: Any) -> dict[str, Any]:
+def named(config: Config) -> str:
+    """Return the setting that names the environment or, without one, the tools; with its value."""
+    settings = config.environment
+    tools = ", ".join(tool.function for tool in settings.tools)
+    return f"environment.tools: {tools}" if settings.name is None else f"environment.name: {settings.name}"
+
+
+def asked(row: Mapping[str, Any], seed: int, state: Any, call: Call | None = None) -> dict[str, Any]:
     """Return what that function gets beside a message: the fields of the row, the conversation's seed and its state.
 
-    The state is None before the first answer.
+    The state is None before the first answer. With a `call`, a tool is asked, and not the environment.
     """
-    return {"row": row, "seed": seed, "state": state}
+    found = {"row": row, "seed": seed, "state": state}
+    return found if call is None else found | {"call": {"name": call.name, "arguments": call.arguments}}
 
 
 def turn_pool(config: Config, pools: int) -> RewardPool:
@@ -34,6 +46,8 @@ def turn_pool(config: Config, pools: int) -> RewardPool:
 
     Raises ValueError where it cannot be made.
     """
+    from gspo_hpc.rewards.pool import RewardPool  # only here: doctor is to try an environment without its library
+
     settings = config.environment
     turns = Reward(
         functions=(turn_function(config),),
@@ -45,4 +59,4 @@ def turn_pool(config: Config, pools: int) -> RewardPool:
         return RewardPool(turns, pools)
     except ValueError as mistake:
         text = str(mistake).removeprefix("reward.functions: ").removeprefix("environment: ")
-        raise ValueError(f"environment.name: {settings.name}: {text}") from None
+        raise ValueError(f"{named(config)}: {text}") from None

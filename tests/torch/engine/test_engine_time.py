@@ -27,6 +27,17 @@ def test_the_least_and_the_most_of_all_engines() -> None:
     assert found["engine_tokens_per_s_most"] == pytest.approx(100.0)
 
 
+def test_waiting_for_an_environment_is_no_work_of_an_engine() -> None:
+    engine = EngineTime(tokens=300)
+    engine.add(3.0, 4, waited=2.0)
+    engine.add(1.0, 4, waited=0.0)
+    assert (engine.busy, engine.environment) == (2.0, 2.0)
+    found = metrics(engine, EngineTime(1.0, 0.0, 10, 1, environment=0.5))
+    assert found["seconds/environment_wait"] == 2.0 and found["engine_tokens_per_s_most"] == pytest.approx(150.0)
+    assert added_up([found, found])["seconds/environment_wait"] == 4.0
+    assert "seconds/environment_wait" not in metrics(EngineTime(1.0, 0.0, 10, 1))
+
+
 def test_engines_that_had_nothing_to_do() -> None:
     """One of two counts as idle; where none had anything, nothing is logged."""
     assert str(metrics(EngineTime(), EngineTime(2.0, 0.0, 100, 4))["seconds/engine_least"]) == "0.0"

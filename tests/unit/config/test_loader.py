@@ -15,7 +15,7 @@ from gspo_hpc.config import paths, plugins
 from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
 from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
 from gspo_hpc.config.reading.config_yaml import Reader
-from gspo_hpc.config.schema import Config, Container, RewardFunction, keys, limits, plain_type
+from gspo_hpc.config.schema import Config, Container, RewardFunction, Tool, keys, limits, plain_type
 from gspo_hpc.config.section import Count, OneLine
 
 TOOLS = ("sbatch", "srun", "vLLM's", "torch.distributed,")  # names that a sentence may begin with
@@ -415,6 +415,7 @@ def test_the_table_of_changes_names_real_keys() -> None:
 
 def test_every_key_has_a_meaning_and_every_number_a_range() -> None:
     inner = {f"reward.functions.{name}": field for name, field in RewardFunction.model_fields.items()}
+    inner |= {f"environment.tools.{name}": field for name, field in Tool.model_fields.items()}
     inner |= {f"slurm.container.{name}": field for name, field in Container.model_fields.items()}
     for name, field in (keys() | inner).items():
         text = field.description or ""
@@ -472,6 +473,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.lists(st.sampled_from(typing.get_args(typing.get_args(base)[0])), max_size=3))
             elif typing.get_origin(base) is dict:
                 value = draw(st.dictionaries(words, plain, max_size=3))
+            elif key == "environment.tools":
+                value = [{"function": "calculator", "parameters": draw(st.dictionaries(words, plain))}]
             elif typing.get_origin(base) is tuple:
                 value = [{"function": "number", "weight": draw(numbers), "args": draw(st.dictionaries(words, plain))}]
             else:

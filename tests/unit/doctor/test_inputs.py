@@ -291,3 +291,28 @@ def test_own_messages_are_whole_and_others_end_with_a_mark(tmp_path: Path) -> No
     config = loader.from_dict({"reward": {"functions": [{"function": f"{tmp_path}/long.py:grade"}]}})
     (found,) = [one for one in inputs.findings(config) if one.check == "reward functions"]
     assert found.state == "fail" and found.finding.endswith("yyy…")
+
+
+def test_an_environment_is_tried_once(model: Path, rows: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.py"
+    game = (
+        "class Game:\n    def reset(self, fields, seed):\n        return {'answer': fields['answer'], 'seed': seed}\n"
+    )
+    game += "    def step(self, state, message):\n        return {'reward': 1.0 * (message == state['answer'])}\n"
+    file.write_text(game + "def look(word: str): return word\n")
+    both = (f"environment.name={file}:Game", f"environment.tools=[{{function: '{file}:look'}}]")
+    (model / "chat_template.jinja").write_text("{{ tools }}<tool_call>")
+
+    def look_at(*words: str) -> Finding:
+        return look(given_config(model, rows, *words))["environment"]
+
+    assert look_at(*both).finding.endswith("talk.py:Game (begun, and one message answered)")
+    assert look_at(both[1]).finding == f"environment.tools: {file}:look (loaded)"
+    assert "environment" not in look(given_config(model, rows))
+    wrong = look_at("environment.name=guess_numbr")
+    assert wrong.state == "fail" and "nearest: guess_number" in wrong.finding
+    file.write_text(game.replace("'answer']", "'anser']"))
+    broken = look_at(both[0])
+    assert broken.state == "fail" and "KeyError" in broken.finding and broken.fix == f"correct {file}"
+    file.write_text("import a_module_that_is_not_here\ndef look(word: str): return word\n")
+    assert "No module named 'a_module_that_is_not_here'" in look_at(both[1]).finding

@@ -76,9 +76,9 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     ("command", "absent", "ours", "others"),  # the most modules of this package, and of others
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 8, 25),
-        ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 103, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 115, 250),
-        ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 100, 200),
+        ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 104, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 116, 250),
+        ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 101, 200),
         ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 43, 180),
         ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 108, 250),
     ],
@@ -115,7 +115,7 @@ def test_a_plan_of_files_that_are_here_reads_them_without_a_library(project: Pat
     assert named(modules, (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich")) == []
     own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
     assert "gspo_hpc.data.rows" in own and "gspo_hpc.models.weight_table" in own
-    assert (len(own) <= 100, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
+    assert (len(own) <= 101, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
 
 
 def test_the_probe_sees_an_import(project: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from gspo_hpc.algorithms.loss import MAX_NAMES, SUM_NAMES
 from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import PassName
-from gspo_hpc.data.outcomes import OUTCOMES
+from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.trackers.protocol import Sent
 from gspo_hpc.trackers.services import wandb
 from gspo_hpc.training.step_record import INTERMEDIATE, MEAN_OF
@@ -24,7 +24,7 @@ from tests import metrics_page, pages
 
 # What makes the records: functions whose dictionaries and assignments to keys are metrics.
 PRODUCERS = {
-    "training/step_record.py": ("step_record", "outcome_shares", "_speed", "_state", "_pass_record"),
+    "training/step_record.py": ("step_record", "outcome_shares", "tool_calls", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
     "training/phases.py": ("_record_retired",),
     "training/observers/files.py": ("_learnt",),
@@ -40,6 +40,7 @@ _PASSES = [*get_args(PassName), "probe"]
 PARTS = {
     "reward/*": ["number_match", "reward.py:reward"],
     "reward_outcome/*": [f"math_verify/{one}" for one in OUTCOMES],
+    "tool_calls/*": [one for one in CALL_OUTCOMES if one != "done"],
     "seconds/*": PHASES,
     "passes/*": _PASSES,
     "passes/*/micro_batches": _PASSES,

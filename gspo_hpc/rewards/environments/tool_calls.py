@@ -1,0 +1,137 @@
+"""Tool calls in a message of the model, in the forms for which chat templates ask.
+
+vLLM has parsers by the same names. They run in processes that import vLLM, and they take a message with one call that
+is no JSON for a message without calls; here the model is told which call was wrong, so each is read by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_THINKING, _THOUGHT = "<think>", "</think>"
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>)?", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_END = re.compile(r"(?:<\|[a-z_]+\|>|</s>)\s*\Z")  # what the model ended its message with
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool as the model wrote it; with `error` it cannot be read."""
+
+    name: str
+    arguments: dict[str, Any]
+    error: str | None = None
+    texts: bool = False  # the arguments are texts, of which the schema says what they stand for
+
+
+def hermes(text: str) -> list[Call]:
+    """Return the calls between <tool_call> tags, each a JSON object with `name` and `arguments` (Hermes, Qwen)."""
+    return [_call(found[1]) for found in _HERMES.finditer(_said(text))]
+
+
+def llama3_json(text: str) -> list[Call]:
+    """Return the calls of a message that is nothing but JSON objects with `name` and `parameters` (Llama 3)."""
+    said = _said(text).strip()
+    while (ended := _END.sub("", said).strip()) != said:
+        said = ended
+    marked = said.startswith(_PYTHON_TAG)
+    said = said.removeprefix(_PYTHON_TAG).strip()
+    if not said.startswith("{"):
+        return []
+    calls: list[Call] = []
+    at, decoder = 0, json.JSONDecoder(parse_constant=_no_number)
+    while at < len(said):
+        try:
+            value, end = decoder.raw_decode(said, at)
+        except (ValueError, RecursionError):
+            # A message that only begins like a call, such as a set in mathematics, is none.
+            return [*calls, _call(said[at:])] if marked or '"name"' in said[at:] else calls
+        if not (isinstance(value, dict) and "name" in value):
+            return calls
+        calls.append(_read(value))
+        at = end
+        while at < len(said) and (said[at].isspace() or said[at] in ";,"):
+            at += 1
+    return calls
+
+
+def qwen3_coder(text: str) -> list[Call]:
+    """Return the calls between <tool_call> tags as <function=NAME> with <parameter=NAME> (Qwen 3.5, Nemotron 3).
+
+    Values are texts, whatever the tool takes.
+    """
+    calls = []
+    for found in _HERMES.finditer(_said(text)):
+        function = _FUNCTION.fullmatch(found[1].strip())
+        if function is None:
+            calls.append(Call("", {}, "the call must be <function=NAME> with a <parameter=NAME> for each argument"))
+            continue
+        pairs = _PARAMETER.findall(function[2])
+        if _PARAMETER.sub("", function[2]).strip() or len({name for name, _ in pairs}) < len(pairs):
+            calls.append(Call(function[1], {}, "each argument must be one <parameter=NAME>...</parameter>"))
+        else:
+            calls.append(Call(function[1], {name: _without_breaks(value) for name, value in pairs}, texts=True))
+    return calls
+
+
+PARSERS: dict[str, Callable[[str], list[Call]]] = {
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+    "qwen3_coder": qwen3_coder,
+}
+
+
+def asked_for(template: str) -> str | None:
+    """Return the name of the parser for the form in which a chat template asks for calls; None for another form."""
+    if "<tool_call>" in template:
+        # Others write XML within the same tags.
+        return "qwen3_coder" if "<function=" in template else None if "<arg_key>" in template else "hermes"
+    if '"parameters": ' in template and ("ipython" in template or _PYTHON_TAG in template):
+        return "llama3_json"
+    return None
+
+
+def _said(text: str) -> str:
+    """Return a message without its thoughts: calls in these are not meant."""
+    if _THOUGHT in text:
+        return text.rpartition(_THOUGHT)[2]
+    return text.partition(_THINKING)[0]
+
+
+def _without_breaks(value: str) -> str:
+    """Return a value without the line breaks that the form puts around it."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _call(text: str) -> Call:
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        return Call("", {}, "the call is nested too deeply")
+    except ValueError as error:
+        return Call("", {}, f"the call is no valid JSON: {error}")
+    return _read(value)
+
+
+def _read(value: Any) -> Call:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return Call("", {}, 'the call must be a JSON object with "name" and "arguments"')
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON within JSON, as in the API of OpenAI
+        try:
+            arguments = json.loads(arguments, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return Call(value["name"], {}, "the arguments are no JSON object")
+    if not isinstance(arguments, dict):
+        return Call(value["name"], {}, "the arguments are no JSON object")
+    return Call(value["name"], arguments)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")

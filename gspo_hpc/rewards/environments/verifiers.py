@@ -1,0 +1,116 @@
+"""Environments of the package `verifiers`, in a Python of their own: its dependencies conflict with those of a run.
+
+`python` is the interpreter of a virtual environment in which verifiers (0.1.14 up to 0.2) and the environment are
+installed. What the package keeps of a conversation is no JSON, so it stays there; the state here is what was said. A
+process that has not led a conversation, as after a kill, leads it to its place, and fails where the environment then
+answers otherwise than before. The model's messages are text: environments that offer tools by an API are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.rewards.environments import verifiers_side
+
+FIELD = "verifiers"  # of a data row: what the package's own data has for it
+_KEPT = 2000  # bytes of what the other Python printed last
+_MOST_PRINTED = 1 << 20  # bytes, beyond which they are forgotten
+
+
+class Verifiers:
+    """An environment that `verifiers` loads by its name, such as one that `pip install` brought."""
+
+    def __init__(self, id: str, python: str, args: Mapping[str, Any] | None = None) -> None:
+        """Start the other Python; it loads the environment with the first question. Raises ValueError without one."""
+        path = Path(python).expanduser()
+        if not os.access(path, os.X_OK):
+            raise ValueError(f"python is {python}: there is no such program")
+        # -I: neither the current folder nor this Python's variables.
+        command = [str(path), "-I", "-c", inspect.getsource(verifiers_side), id, json.dumps(dict(args or {}))]
+        self._printed = tempfile.TemporaryFile("a+b")
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
+
+    def reset(self, fields: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Begin with nothing said. Raises ValueError for a row that does not come from the environment."""
+        if not isinstance(fields.get(FIELD), Mapping):
+            raise ValueError(f"the data row has no field {FIELD!r}: make rows with python -m {__spec__.name}")
+        return {"row": fields[FIELD], "said": [], "replies": []}
+
+    def step(self, state: dict[str, Any], message: str) -> dict[str, Any]:
+        """Have the package answer. Raises ValueError with what went wrong there."""
+        said = [*state["said"], message]
+        answer = self.ask({"row": state["row"], "said": said, "replies": state["replies"]})
+        if "reply" in answer:
+            replies = [*state["replies"], answer["reply"]]
+            return {"reply": answer["reply"], "state": {**state, "said": said, "replies": replies}}
+        return {"reward": answer["reward"], "over": True}
+
+    def ask(self, asked: Mapping[str, Any]) -> Any:
+        """Return the answer to a question. Raises ValueError with what went wrong there."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{json.dumps(asked)}\n".encode())
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        printed = self._last_printed()
+        if not line:
+            last = printed.strip().splitlines()
+            raise ValueError(f"its Python has ended: {last[-1] if last else self._process.wait()}")
+        found = json.loads(line)
+        if "error" in found:
+            raise ValueError(found["error"])
+        return found["answer"]
+
+    def close(self) -> None:
+        """End the other Python."""
+        self._process.kill()
+        self._process.communicate()
+        self._printed.close()
+
+    def _last_printed(self) -> str:
+        """Return what the other Python printed last, and forget it where it is much."""
+        end = self._printed.seek(0, os.SEEK_END)
+        self._printed.seek(-min(end, _KEPT), os.SEEK_END)
+        text = self._printed.read().decode(errors="replace")
+        if end > _MOST_PRINTED:
+            self._printed.truncate(0)
+        return text
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the rows of an environment's data as JSONL, for data.train."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("id")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--args", type=json.loads, default={})
+    parser.add_argument("--rows", type=int, default=-1)
+    given = parser.parse_args(words)
+    environment = Verifiers(given.id, given.python, given.args)
+    try:
+        rows = environment.ask({"rows": given.rows})
+    finally:
+        environment.close()
+    lines = []
+    for row in rows:
+        prompt = [{key: one[key] for key in ("role", "content")} for one in row["prompt"]]
+        answer = {"answer": row["answer"]} if "answer" in row else {}
+        lines.append(json.dumps({"prompt": prompt, **answer, FIELD: row}, ensure_ascii=False))
+    given.file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(f"{len(lines)} rows in {given.file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
