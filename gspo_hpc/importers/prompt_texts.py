@@ -102,6 +102,19 @@ def own_rows(draft: Draft, rows: str, loop: str) -> None:
         )
 
 
+def system(draft: Draft) -> None:
+    """Put the system prompt of ms-swift, in which a backslash with an n is the end of a line."""
+    text = draft.text("system")
+    if text and text.endswith((".txt", ".md")):
+        draft.drop("system", "it names a file: write its text to data.system_prompt")
+    elif text:
+        draft.put("data.system_prompt", text.replace("\\n", "\n"), "system")
+    elif draft.values.get("system") == "":
+        why = "there prompts have no system message then; here the tokenizer's chat template may have one of its own"
+        draft.drop("system", why)
+        draft.assumed.append(f"system is empty: {why}")
+
+
 def of_base(draft: Draft) -> None:
     """Tell what ms-swift puts around the prompts of a base model, and where it ends completions of it."""
     model = draft.text("model") or ""

@@ -43,11 +43,15 @@ def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = No
 def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> None:
     """Put where the engines run: with the trainer, or on GPUs of their own."""
     tp = draft.whole("vllm_tensor_parallel_size", 1) or 1
+    if tp > 1 and draft.source.project == "ms-swift" and not draft.switch("use_vllm"):
+        draft.drop("vllm_tensor_parallel_size", "ms-swift makes it 1 without use_vllm")
+        tp = 1
     apart = draft.whole("rollout.gpus")
     groups = draft.values.get("colocate_groups")
     together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
     draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
-    draft.credit("rollout.max_staleness", "async_generate")
+    if draft.source.project == "ms-swift" and draft.switch("async_generate") and versions.mode(draft) != "server":
+        draft.drop("async_generate", "ms-swift refuses it without a server (vllm_mode server)")
     if apart is not None and not together:
         draft.credit("rollout.engines_per_node", "rollout.gpus")
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
@@ -60,8 +64,10 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
                 break
         servers.server(draft, nodes, each, hosted, f"swift {verb if hosted else 'rollout'}")
         prompt_texts.turns_of(draft, hosted)
-        if draft.switch("async_generate"):
+        if draft.switch("async_generate") and draft.source.project == "ms-swift":
             draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
+        elif draft.source.project == "ms-swift":
+            draft.credit("rollout.max_staleness", "async_generate")
     elif count := versions.engines_apart(draft, each):
         draft.credit("rollout.engines_per_node", "num_infer_workers")
         servers.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")
