@@ -118,6 +118,7 @@ def _layout(draft: Draft) -> None:
     elif modules := draft.texts("recompute_modules"):
         draft.put("memory.recompute_modules", modules, of=("recompute_modules",))
     offload(draft)
+    _kernels(draft)
     dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
     if draft.given("moe_router_dtype"):
         draft.put(
@@ -132,6 +133,23 @@ def _layout(draft: Draft) -> None:
         recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
         draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
     dtype(draft)
+
+
+def _kernels(draft: Draft) -> None:
+    """Put the kernels of attention, of which flash_3 and others name a version, and the type of gradients."""
+    name = "attention_backend"
+    if (kind := draft.sure(name, "")).startswith("flash_"):
+        draft.put("model.attention_backend", "flash", name, f"{kind}: the version that is installed counts here")
+    elif kind == "local":
+        draft.drop(name, "layers are PyTorch's or Transformer Engine's here (model.layers)")
+    elif kind:
+        draft.put("model.attention_backend", kind, name)
+    half, names = draft.text("main_grads_dtype") == "bf16", ("main_grads_dtype", "accumulate_allreduce_grads_in_fp32")
+    if half:
+        draft.put("optimizer.grad_reduce_in_fp32", False, names[0])
+        draft.drop(names[1], "main_grads_dtype decides it")
+    for given in filter(draft.given, () if half else names):
+        draft.drop(given, "gradients are summed in float32 here, as there with bf16 in any case")
 
 
 def offload(draft: Draft) -> None:

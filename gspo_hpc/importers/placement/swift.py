@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import prompt_texts
 from gspo_hpc.importers.draft import Draft
@@ -11,14 +13,22 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import swift as versions
 
+# What torchrun, accelerate and deepspeed call them, behind ms-swift's own variables.
+_NODES, _EACH = ("NNODES", "nnodes", "num_machines", "num_nodes"), ("NPROC_PER_NODE", "nproc_per_node", "num_gpus")
 _UNSET = "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set"
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(variables.get, names)), None)
 
 
 def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = None) -> tuple[int, int]:
     """Put the cluster; return (nodes, training GPUs of each). `placed`: the same, as Ray places the ranks."""
     env = draft.variables
-    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
-    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
+    nodes = parts.positive(draft, "NNODES", _first(env, _NODES)) or draft.whole("nnodes")
+    each = parts.positive(draft, "NPROC_PER_NODE", _first(env, _EACH))
+    if each is None and (total := parts.positive(draft, "num_processes", env.get("num_processes"))) is not None:
+        nodes, each = (nodes, total // nodes) if nodes else parts.split_nodes(total)
     if (trains := draft.whole("train.gpus")) is not None:  # of a YAML for Ray: all of its nodes together
         if nodes is None:
             nodes, each = parts.split_nodes(trains)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gspo_hpc.importers.convert import Converted, convert
+from gspo_hpc.importers.tables import load
 from gspo_hpc.planning.settings import value_of
 
 _BOTH = "--rlhf_type grpo --model m --dataset d.jsonl --reward_funcs a --num_generations 8 --tuner_type full"
@@ -132,6 +133,17 @@ ROWS: list[Row] = [
         {"rollout.sleep_level": 2},
         "engines of a server do not sleep there",
     ),
+    # kernels and gradients of Megatron: MegatronArguments._init_attention_backend and _map_dtype
+    ("megatron", "--attention_backend flash_3", {"model.attention_backend": "flash"}, "flash_3: the version"),
+    ("megatron", "--attention_backend unfused", {"model.attention_backend": "unfused"}, ""),
+    ("megatron", "--attention_backend local", {"model.attention_backend": "auto"}, "PyTorch's or Transformer Engine's"),
+    ("megatron", "--main_grads_dtype bf16", {"optimizer.grad_reduce_in_fp32": False}, ""),
+    (
+        "megatron",
+        "--accumulate_allreduce_grads_in_fp32 false",
+        {"optimizer.grad_reduce_in_fp32": True},
+        "gradients are summed in float32 here, as there with bf16",
+    ),
     # prompts: TemplateArguments
     ("swift", r'--system "one\ntwo"', {"data.system_prompt": "one\ntwo"}, ""),
     ("swift", '--system ""', {"data.system_prompt": None}, "prompts have no system message then"),
@@ -147,6 +159,34 @@ def test_an_argument_is_what_it_is_in_ms_swift(program: str, words: str, setting
     found = convert(f"{RUNS[program]} {words}")
     assert {key: value_of(found.config, key) for key in settings} == settings
     assert note in said(found)
+
+
+@pytest.mark.parametrize(
+    ("start", "nodes", "each"),
+    [
+        ("NPROC_PER_NODE=4 NNODES=2 swift rlhf", 2, 4),
+        ("torchrun --nproc_per_node 4 --nnodes 2 swift/cli/rlhf.py", 2, 4),
+        ("python -m torch.distributed.run --nproc_per_node 4 swift/cli/rlhf.py", 1, 4),
+        ("accelerate launch --num_processes 8 --num_machines 2 swift/cli/rlhf.py", 2, 4),
+        ("accelerate launch --num_processes 4 swift/cli/rlhf.py", 1, 4),
+        ("deepspeed --num_gpus 4 swift/cli/rlhf.py", 1, 4),
+    ],
+)
+def test_processes_are_those_of_any_launcher(start: str, nodes: int, each: int) -> None:
+    found = convert(f"{start} {_BOTH}")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (nodes, each)
+
+
+@pytest.mark.parametrize(
+    ("project", "names"),
+    [
+        ("swift_hf", "adalora_deltaT use_liger train_sampler_random metric limit_mm_per_prompt acc_steps"),
+        ("swift", "seq_length use_flash_attn norm_epsilon hidden_dropout num_experts no_bias_swiglu_fusion"),
+    ],
+)
+def test_arguments_of_version_3_are_known(project: str, names: str) -> None:
+    known = load(project)
+    assert [name for name in names.split() if not known.has(name) and name not in known.renamed] == []
 
 
 @pytest.mark.parametrize(
