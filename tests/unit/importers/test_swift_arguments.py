@@ -162,6 +162,28 @@ def test_an_argument_is_what_it_is_in_ms_swift(program: str, words: str, setting
 
 
 @pytest.mark.parametrize(
+    ("model", "notes"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", True),
+        ("google/gemma-2-9b-it", True),
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen2.5-7B", False),  # of which more is told
+        ("m --use_chat_template false", False),
+    ],
+)
+def test_templates_of_models_are_those_of_ms_swift(model: str, notes: bool) -> None:
+    found = convert(HF.replace("--model m", f"--model {model}"))
+    assert any("prompts have the template that ms-swift has" in line for line in found.differs) is notes
+
+
+def test_a_python_file_of_ms_swift_is_refused_with_a_way_out() -> None:
+    text = "from swift import RLHFArguments, rlhf_main\nrlhf_main(RLHFArguments(rlhf_type='grpo', model='m'))\n"
+    with pytest.raises(ValueError, match="of ms-swift, commands and YAML are read: write the arguments"):
+        convert(text, name="a.py")
+
+
+@pytest.mark.parametrize(
     ("start", "nodes", "each"),
     [
         ("NPROC_PER_NODE=4 NNODES=2 swift rlhf", 2, 4),
