@@ -125,6 +125,10 @@ def _layout(draft: Draft) -> None:
             "moe.router_dtype", dtypes[draft.choice("moe_router_dtype", tuple(dtypes), "fp32")], "moe_router_dtype"
         )
     _dispatcher(draft)
+    if draft.text("moe_router_load_balancing_type") == "aux_loss":
+        draft.drop(
+            "moe_router_load_balancing_type", "so experts are balanced here, too, where moe.aux_loss_coeff is given"
+        )
     replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
     mode = draft.choice("router_replay_mode", tuple(replay), "disabled")
     draft.put("moe.router_replay", replay[mode], "router_replay_mode")

@@ -25,6 +25,9 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
         draft.credit("algorithm.name", "importance_sampling_level")
         draft.put("algorithm.name", loss, "loss_type")
         _without_clipping(draft, loss, low if high is None else high)
+        unread = ("delta", "epsilon", "epsilon_high") if loss == "sapo" else ("delta",)
+        for other in filter(draft.given, unread):
+            draft.drop(other, f"loss_type {loss} does not read it")
     else:
         draft.put("algorithm.name", name, "importance_sampling_level")
         draft.put("algorithm.clip_low", low, "epsilon")

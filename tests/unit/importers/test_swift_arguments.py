@@ -59,6 +59,10 @@ ROWS: list[Row] = [
     # ratios: delta bounds those of positive advantages, too
     ("swift", "--delta 1.1", {"algorithm.clip_high": 0.1, "algorithm.dual_clip": 1.2}, "bounds ratios of positive"),
     ("megatron", "--delta 4", {"algorithm.clip_high": 0.2, "algorithm.dual_clip": 4.0}, ""),
+    ("swift", "--loss_type cispo --epsilon_high 5 --delta 3", {"algorithm.clip_high": 4.0}, "cispo does not read it"),
+    ("swift", "--loss_type sapo --epsilon_high 0.3", {"algorithm.name": "sapo"}, "sapo does not read it"),
+    ("swift", "--load_args true", {}, "what the args.json of a checkpoint says"),
+    ("swift", "--custom_register_path a.py", {}, "a data set or model that it registers is not read"),
     ("swift", "--top_entropy_quantile 0.2", {"algorithm.top_entropy_quantile": 0.2}, "a micro-batch of one process"),
     # the reference
     ("swift", "--sync_ref_model true", {"algorithm.reference_interval": 512}, ""),
@@ -134,6 +138,8 @@ ROWS: list[Row] = [
         "engines of a server do not sleep there",
     ),
     # kernels and gradients of Megatron: MegatronArguments._init_attention_backend and _map_dtype
+    ("megatron", "--use_vllm false", {"rollout.mode": "colocate"}, "vLLM always generates here"),
+    ("megatron", "--moe_router_load_balancing_type aux_loss", {}, "so experts are balanced here, too"),
     ("megatron", "--attention_backend flash_3", {"model.attention_backend": "flash"}, "flash_3: the version"),
     ("megatron", "--attention_backend unfused", {"model.attention_backend": "unfused"}, ""),
     ("megatron", "--attention_backend local", {"model.attention_backend": "auto"}, "PyTorch's or Transformer Engine's"),
