@@ -95,9 +95,13 @@ def convert(
         draft.differs.append(
             f"logits and log-probs are in float32 here, and may be rounded to the model's type in {project}"
         )
-    if config.algorithm.normalize_advantage or config.algorithm.advantage in ("batch_std", "gdpo"):
+    divided = config.algorithm.advantage in ("batch_std", "gdpo")
+    divided |= config.algorithm.advantage == "reinforce_baseline" and found.source != "verl"
+    if config.algorithm.normalize_advantage or divided:
+        of_swift = config.algorithm.advantage == "gdpo" and found.source.startswith("swift")
+        epsilon = "1e-8" if of_swift else _EPSILON[found.source]
         draft.differs.append(
-            f"advantages are divided by the deviation of the rewards + {_EPSILON[found.source]} there, and by "
+            f"advantages are divided by the deviation of the rewards + {epsilon} there, and by "
             "the deviation alone here, where equal rewards give 0"
         )
     if config.adapter.type and found.source != "verl":

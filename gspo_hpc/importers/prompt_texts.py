@@ -41,6 +41,8 @@ _KEY = "data.chat_template_kwargs"
 # Models that think or not, as their chat template is told. Since 4.4 ms-swift does not let them, unless it is told to.
 _HYBRID = re.compile(r"(?i)qwen3(\.\d)?-\d+(\.\d+)?b(-a\d+b)?(-fp8|-base)?/?$|glm-4\.[5-7]|deepseek-v3\.[12]")
 
+# Models whose prompts ms-swift writes as their tokenizers do.
+_AS_IN_TOKENIZER = re.compile(r"(?i)qwen-?[23]|qwq")
 # Base models to whose prompts ms-swift puts the template of the models that were made of them.
 _BASE = re.compile(r"(?i)qwen2(\.5)?(-math|-coder)?-\d+(\.\d+)?b/?$")
 
@@ -102,10 +104,30 @@ def own_rows(draft: Draft, rows: str, loop: str) -> None:
         )
 
 
+def system(draft: Draft) -> None:
+    """Put the system prompt of ms-swift, in which a backslash with an n is the end of a line."""
+    text = draft.text("system")
+    if text and text.endswith((".txt", ".md")):
+        draft.drop("system", "it names a file: write its text to data.system_prompt")
+    elif text:
+        draft.put("data.system_prompt", text.replace("\\n", "\n"), "system")
+    elif draft.values.get("system") == "":
+        why = "there prompts have no system message then; here the tokenizer's chat template may have one of its own"
+        draft.drop("system", why)
+        draft.assumed.append(f"system is empty: {why}")
+
+
 def of_base(draft: Draft) -> None:
     """Tell what ms-swift puts around the prompts of a base model, and where it ends completions of it."""
     model = draft.text("model") or ""
-    if not _BASE.search(model) or (draft.given("use_chat_template") and not draft.switch("use_chat_template")):
+    if draft.given("use_chat_template") and not draft.switch("use_chat_template"):
+        return
+    if not _BASE.search(model):
+        if model and not _AS_IN_TOKENIZER.search(model):
+            draft.differs.append(
+                f"{model}: prompts have the template that ms-swift has for models of its kind there (swift/template), "
+                "which may differ from that of its tokenizer, which counts here: in system prompts, dates, thinking"
+            )
         return
     system = ""
     if not draft.given("system"):

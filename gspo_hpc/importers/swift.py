@@ -13,7 +13,7 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation
-from gspo_hpc.importers.objective import corrections, groups, loss_types, rollouts
+from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, rollouts
 from gspo_hpc.importers.placement import swift as placement
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.versions import swift as versions
@@ -84,13 +84,7 @@ def objective(draft: Draft) -> None:
         draft.number("beta", 0.04) or 0.0,
     )
     corrections.of_swift(draft, draft.text("importance_sampling_level") or "token")
-    if (estimator := draft.text("advantage_estimator") or "grpo") != "grpo":
-        draft.refuse(
-            f"--advantage_estimator {estimator} is another algorithm: convert reads runs with the advantages of grpo; "
-            "algorithm.advantage has others"
-        )
-    draft.credit("algorithm.name", "advantage_estimator")
-    if draft.switch("kl_in_reward"):
+    if advantages.in_reward(draft) and draft.settings["algorithm.kl_beta"][0]:
         text = "from the log-probs of the engine here, and of the trainer there"
         draft.put("algorithm.kl_placement", "reward", "kl_in_reward", text)
         draft.put("algorithm.kl_estimator", "k1", "kl_in_reward")
@@ -124,12 +118,17 @@ def _layout(draft: Draft) -> None:
     elif modules := draft.texts("recompute_modules"):
         draft.put("memory.recompute_modules", modules, of=("recompute_modules",))
     offload(draft)
+    _kernels(draft)
     dtypes = {"none": None, "fp32": "float32", "fp64": "float64"}
     if draft.given("moe_router_dtype"):
         draft.put(
             "moe.router_dtype", dtypes[draft.choice("moe_router_dtype", tuple(dtypes), "fp32")], "moe_router_dtype"
         )
     _dispatcher(draft)
+    if draft.text("moe_router_load_balancing_type") == "aux_loss":
+        draft.drop(
+            "moe_router_load_balancing_type", "so experts are balanced here, too, where moe.aux_loss_coeff is given"
+        )
     replay = {"disabled": "off", "R2": "old_logprobs", "R3": "rollout"}
     mode = draft.choice("router_replay_mode", tuple(replay), "disabled")
     draft.put("moe.router_replay", replay[mode], "router_replay_mode")
@@ -138,6 +137,23 @@ def _layout(draft: Draft) -> None:
         recipes = ("delayed", "tensorwise", "blockwise", "mxfp8")
         draft.put("model.fp8_recipe", draft.choice("fp8_recipe", recipes, "delayed"), "fp8_recipe")
     dtype(draft)
+
+
+def _kernels(draft: Draft) -> None:
+    """Put the kernels of attention, of which flash_3 and others name a version, and the type of gradients."""
+    name = "attention_backend"
+    if (kind := draft.sure(name, "")).startswith("flash_"):
+        draft.put("model.attention_backend", "flash", name, f"{kind}: the version that is installed counts here")
+    elif kind == "local":
+        draft.drop(name, "layers are PyTorch's or Transformer Engine's here (model.layers)")
+    elif kind:
+        draft.put("model.attention_backend", kind, name)
+    half, names = draft.text("main_grads_dtype") == "bf16", ("main_grads_dtype", "accumulate_allreduce_grads_in_fp32")
+    if half:
+        draft.put("optimizer.grad_reduce_in_fp32", False, names[0])
+        draft.drop(names[1], "main_grads_dtype decides it")
+    for given in filter(draft.given, () if half else names):
+        draft.drop(given, "gradients are summed in float32 here, as there with bf16 in any case")
 
 
 def offload(draft: Draft) -> None:
@@ -149,12 +165,15 @@ def offload(draft: Draft) -> None:
 def held_out(draft: Draft) -> bool:
     """Put the share of the data that is trained on; return whether the run evaluates on any rows."""
     share = draft.number("split_dataset_ratio", versions.share_held_out(draft)) or 0.0
-    if draft.text("eval_strategy") == "no":
-        draft.drop("split_dataset_ratio", "ms-swift does not read it with eval_strategy no")
+    if name := never_evaluated(draft):
+        draft.drop("split_dataset_ratio", f"ms-swift does not read it with {name} no")
         return True
     if draft.texts("val_dataset"):
         draft.drop("split_dataset_ratio", "ms-swift does not read it beside a val_dataset")
         return True
+    if draft.switch("streaming"):
+        draft.drop("split_dataset_ratio", "ms-swift does not read it with streaming")
+        return False
     if not share < 1:
         draft.wrong("split_dataset_ratio", "must be below 1: nothing is left to train on")
     elif share:
@@ -163,6 +182,13 @@ def held_out(draft: Draft) -> bool:
     else:
         draft.credit("data.train_ratio", "split_dataset_ratio")
     return share > 0
+
+
+def never_evaluated(draft: Draft) -> str:
+    """Return the argument by which a run evaluates nothing, empty if there is none: eval_strategy follows the saves."""
+    if draft.given("eval_strategy") or draft.source.project != "ms-swift":
+        return "eval_strategy" if draft.text("eval_strategy") == "no" else ""
+    return "save_strategy" if draft.text("save_strategy") == "no" else ""
 
 
 def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
@@ -178,7 +204,7 @@ def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
     if not sizes:
         return None, ""
     share = draft.number("split_dataset_ratio", versions.share_held_out(draft)) or 0.0
-    if not 0 < share < 1 or draft.text("eval_strategy") == "no" or draft.texts("val_dataset"):
+    if not 0 < share < 1 or never_evaluated(draft) or draft.texts("val_dataset") or draft.switch("streaming"):
         return sum(sizes), f"{sum(sizes)} prompts"
     trained = max(1, sum(size - max(int(size * share), 1) for size in sizes))
     here = math.floor(sum(sizes) * (1 - Fraction(str(share))))
@@ -188,12 +214,23 @@ def training_rows(draft: Draft, rows: int | None) -> tuple[int | None, str]:
 
 
 def dtype(draft: Draft) -> None:
-    """Put the type that the trainer computes in."""
+    """Put the type that the trainer computes in: fp16 follows from torch_dtype float32, too, unless it is given."""
     kind = draft.choice("torch_dtype", ("bfloat16", "float16", "float32"), "bfloat16")
-    half = draft.switch("fp16") or kind == "float16"
-    full = not half and (kind == "float32" or not draft.switch("bf16", True))
-    names = ("torch_dtype", "fp16", "bf16")
-    draft.put("model.dtype", "float16" if half else "float32" if full else "bfloat16", of=names)
+    brain = draft.switch("bf16", kind == "bfloat16")
+    half = draft.switch("fp16", kind != "bfloat16" and not (draft.given("bf16") and brain))
+    found, text = "float16" if half else "bfloat16" if brain else kind, ""
+    if not any(map(draft.given, ("torch_dtype", "fp16", "bf16"))):
+        text = "torch_dtype is not given: the type in the model's config.json there, taken for bfloat16"
+    if kind == "float32" and half and not draft.given("fp16"):
+        text = "ms-swift makes fp16 true where torch_dtype is float32, unless --fp16 false is given"
+    if draft.given("bf16") and not brain and found == "bfloat16":
+        draft.drop("bf16", "weights in bfloat16 compute in it there all the same")
+    if kind == "float32" and found != kind and draft.source.project == "ms-swift" and not draft.given("deepspeed"):
+        draft.differs.append(
+            f"weights are in float32 there, and products of matrices alone in {found} (autocast): norms, embeddings "
+            "and what layers add to have 16 bits here (model.dtype)"
+        )
+    draft.put("model.dtype", found, comment=text, of=("torch_dtype", "fp16", "bf16"))
 
 
 def _dispatcher(draft: Draft) -> None:
@@ -232,11 +269,7 @@ def generation(draft: Draft) -> None:
     parts.data(draft, "val_dataset", "data.eval")
     versions.registered(draft)
     prompt_texts.columns(draft)
-    if system := draft.text("system"):
-        if system.endswith((".txt", ".md")):
-            draft.drop("system", "it names a file: write its text to data.system_prompt")
-        else:
-            draft.put("data.system_prompt", system, "system")
+    prompt_texts.system(draft)
     prompt_texts.thinking(draft)
     prompt_texts.of_base(draft)
     prompt_texts.of_ray(draft, response)
@@ -251,7 +284,9 @@ def generation(draft: Draft) -> None:
 def _sleep(draft: Draft) -> None:
     """Put the sleep level; 0, their default, is none here."""
     level = draft.choice("sleep_level", ("0", "1", "2"), "0")
-    if level != "0":
+    if level != "0" and draft.settings.get("rollout.mode", ("",))[0] == "server":
+        draft.drop("sleep_level", "engines of a server do not sleep there; here they have GPUs of their own, too")
+    elif level != "0":
         draft.put("rollout.sleep_level", int(level), "sleep_level")
     elif draft.given("sleep_level"):
         draft.drop("sleep_level", "engines always sleep here while the trainer works, at level 1 or 2")
@@ -267,6 +302,11 @@ def _length(draft: Draft, update: int, world: int, rows: int | None, kind: str) 
     """Put the length of the run, and the schedule that follows from it; `kind`: of the tuner."""
     steps, epochs, name = draft.whole("train_iters"), draft.number("num_train_epochs"), draft.name("num_train_epochs")
     rows, basis = training_rows(draft, rows)
+    if epochs and steps is not None and name == "max_epochs":  # of version 3
+        draft.assumed.append(
+            f"{draft.label('num_train_epochs')} takes precedence over train_iters: so it is since 3.11; up to 3.10 "
+            f"train_iters {steps} is the length, unless these epochs end before"
+        )
     if epochs and rows:
         at = {key.split(".")[1]: value for key, (value, _) in draft.settings.items()}
         ranks = _ranks(draft, world)
@@ -293,7 +333,7 @@ def _length(draft: Draft, update: int, world: int, rows: int | None, kind: str) 
     if (warm := draft.number("lr_warmup_fraction")) is not None:
         draft.drop("lr_warmup_iters", "lr_warmup_fraction takes precedence over it")
         draft.settings.pop("optimizer.lr_warmup_steps", None)
-    parts.warmup(draft, warm, "lr_warmup_fraction", steps)
+    parts.warmup(draft, warm, "lr_warmup_fraction", draft.whole("lr_decay_iters") or steps)
     draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
     if (kind := draft.sure("optimizer", "adam")) != "adam":
         draft.refuse(f"--optimizer {kind}: there is only adam here")

@@ -43,7 +43,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     rollouts.scaled(draft, draft.whole("per_device_train_batch_size", 1) or 1, nodes * each)
     rows, told = swift.training_rows(draft, rows)
     trl.length(draft, update, rows, "cosine", rate, told)
-    evaluated = "steps" if swift.held_out(draft) else "never"
+    strategy = {"no": "no", "epoch": "epoch"}.get(draft.text("save_strategy") or "", "steps")
+    evaluated = strategy if swift.held_out(draft) else "never"
     trl.saving(draft, ("swanlab_exp_name", "run_name", "output_dir"), evaluated)
     if not draft.given("report_to"):
         draft.put("tracking.wandb", "disabled", comment="tensorboard is the default of ms-swift")
@@ -53,7 +54,8 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
 def _masters(draft: Draft, kind: str) -> None:
     """Tell that all weights are trained in 16 bits, where nothing keeps them in 32; `kind`: what is trained."""
     dtype = str(draft.settings.get("model.dtype", ("bfloat16",))[0])
-    if kind == "full" and dtype != "float32" and not (draft.given("deepspeed") or draft.given("fsdp")):
+    sharded = draft.given("deepspeed") or draft.given("fsdp")
+    if kind == "full" and "float32" not in (dtype, draft.text("torch_dtype")) and not sharded:
         draft.differs.append(f"weights are trained in {dtype} there, without DeepSpeed; the optimizer has float32 here")
 
 

@@ -22,7 +22,6 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.importers.versions import trl_effects
-from gspo_hpc.planning.plan import max_steps
 
 _ENGINE = {
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization", float),
@@ -143,13 +142,18 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
     count, rollout = draft.whole("steps_per_generation"), draft.whole("generation_batch_size")
     micro = size * processes
     update = micro * accumulated
-    if count is not None and rollout is not None:
+    both = count is not None and rollout is not None
+    if both and project != "ms-swift":
         draft.refuse("generation_batch_size and steps_per_generation exclude each other: give one")
+    elif both and rollout != (count or 1) * micro:
+        text = f"must be steps_per_generation ({count}) x {micro}, the completions of a micro-batch of all processes"
+        draft.wrong("generation_batch_size", text)
     if rollout is not None and count is None:
         if rollout % micro:
             text = f"must be divisible by per_device_train_batch_size ({size}) x processes ({processes}) = {micro}"
             draft.wrong("generation_batch_size", text)
     count = rollouts.micro_batches(draft, micro, accumulated)
+    draft.variables[rollouts.SIZE] = str(count * micro)
     draft.put("batch.micro_batch_size", size, "per_device_train_batch_size")
     text = f"{size} per device x {processes} processes x {accumulated} accumulated"
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -219,8 +223,7 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
     epochs = epochs or 1.0
     if whole is not None:
         draft.put("run.max_steps", whole, "max_steps")
-        group, passes = draft.whole("num_generations", 8) or 8, draft.whole("num_iterations", 1) or 1
-        if rows is None or whole > max_steps(rows, group, update, 1, 1, passes):
+        if rows is None or whole > rollouts.updates(draft, update, rows, 1):
             rollouts.dropped(draft)
         draft.drop("num_train_epochs", "max_steps takes precedence over it")
         if name == "max_epochs":
@@ -228,9 +231,7 @@ def length(draft: Draft, update: int, rows: int | None, style: str, rate: float,
             draft.drop(name, text)
             draft.assumed.append(f"{draft.label(name)}: {text}")
     elif rows is not None:
-        group = draft.whole("num_generations", 8) or 8
-        passes = draft.whole("num_iterations", 1) or 1
-        whole = max(1, int(max_steps(rows, group, update, 1, 1, passes) * epochs))
+        whole = rollouts.updates(draft, update, rows, epochs)
         text = f"{name} {epochs:g} of {told or f'{rows} prompts'}"
         draft.put("run.max_steps", whole, comment=text, of=(name,))
     else:
@@ -311,7 +312,7 @@ def saving(draft: Draft, names: tuple[str, ...], evaluated: str = "no") -> None:
     `evaluated`: the default of eval_strategy, or never. Where it is steps, that is as often as the run is saved.
     """
     by_steps = (saved := draft.choice("save_strategy", ("steps", "epoch", "no", "best"), "steps")) == "steps"
-    every = draft.number("save_steps", 500.0) or 0.0
+    every = evaluation.interval(draft, draft.number("save_steps", 500.0) or 0.0)
     if by_steps and every >= 1:
         draft.put("checkpoint.interval", int(every), "save_steps")
         draft.credit("checkpoint.interval", "save_strategy")

@@ -241,11 +241,20 @@ _DELTA = "off_policy_sequence_mask_delta"
 def of_swift(draft: Draft, level: str) -> None:
     """Put the correction of ms-swift; `level`: of the importance ratio."""
     weighs = "its weights count for the KL term, too, there" if draft.settings["algorithm.kl_beta"][0] else ""
+    silent = draft.source.project == "ms-swift" and not draft.switch("use_vllm")  # no log-probs of an engine
     if draft.given(_DELTA):
+        if silent:
+            draft.differs.append(
+                f"{draft.label(_DELTA)}: without use_vllm ms-swift compares with the trainer's own old log-probs; here "
+                "with those of the engine"
+            )
         text = weighs and "it drops the KL term of a sequence, too, there"
         draft.put("algorithm.sequence_mask", draft.number(_DELTA), _DELTA, text)
     if not draft.given(_SWIFT):
         _drop(draft, f"it is read with {_SWIFT} only", _THRESHOLD)
+        return
+    if silent:
+        _drop(draft, "ms-swift reads it where vLLM generates (use_vllm) only", _SWIFT, _THRESHOLD)
         return
     mode = draft.choice(_SWIFT, _MODES, "token_truncate")
     high = draft.number(_THRESHOLD, 2.0) or 0.0

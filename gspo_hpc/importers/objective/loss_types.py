@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.objective import divergence
+from gspo_hpc.importers.objective import advantages, divergence
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.system.text import near_miss
 
@@ -12,8 +12,6 @@ _PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
 # Values of loss_type in TRL and ms-swift, and those of one of them alone.
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 _ELSEWHERE = {"TRL": ("luspo", "vespo")}
-# Values of scale_rewards, which was true or false up to TRL 0.22 and is read so since -> whether it divides.
-_SCALES = {"group": True, "true": True, "1": True, "none": False, "false": False, "0": False}
 
 
 def put(draft: Draft, level: str, loss: str, high: float | None, low: float, beta: float) -> None:
@@ -21,18 +19,20 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
     name = _PRESETS[level]
     draft.put("algorithm.kl_beta", beta, "beta")
     _reference(draft, beta)
-    if beta and draft.source.project != "TRL" and not draft.switch("kl_in_reward"):
+    if beta and draft.source.project != "TRL" and not advantages.in_reward(draft):
         divergence.bounded(draft, "k3, the KL term")
     if loss in ("cispo", "sapo") and name == "grpo":
         draft.credit("algorithm.name", "importance_sampling_level")
         draft.put("algorithm.name", loss, "loss_type")
         _without_clipping(draft, loss, low if high is None else high)
+        unread = ("delta", "epsilon", "epsilon_high") if loss == "sapo" else ("delta",)
+        for other in filter(draft.given, unread):
+            draft.drop(other, f"loss_type {loss} does not read it")
     else:
         draft.put("algorithm.name", name, "importance_sampling_level")
         draft.put("algorithm.clip_low", low, "epsilon")
         draft.put("algorithm.clip_high", low if high is None else high, "epsilon" if high is None else "epsilon_high")
-        if bound := draft.number("delta"):
-            draft.put("algorithm.dual_clip", bound, "delta")
+        _two_sided(draft, low if high is None else high)
     draft.credit("algorithm.aggregation", "loss_type")
     if loss in ("dapo", "bnpo") and name == "grpo":
         draft.put("algorithm.aggregation", "token", "loss_type", f"{loss}: the mean of all tokens")
@@ -52,13 +52,23 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
         draft.put("algorithm.aggregation", "fixed_length", "loss_type", "the sum of tokens by a fixed length")
     elif loss not in ("grpo", "cispo", "sapo") or (loss != "grpo" and name != "grpo"):
         _refuse(draft, level, loss)
-    scale = _SCALES.get(str(draft.values["scale_rewards"]).lower()) if draft.given("scale_rewards") else True
-    if draft.given("scale_rewards") and str(draft.values["scale_rewards"]).lower() == "batch":
-        draft.put("algorithm.advantage", "batch_std", "scale_rewards")
+    advantages.put(draft)
+
+
+def _two_sided(draft: Draft, high: float) -> None:
+    """Put the bound of ratios, whatever the sign of the advantage; `high`: of the clip range."""
+    bound = draft.number("delta")
+    if not bound:
         return
-    if scale is None:
-        draft.wrong("scale_rewards", "must be group, batch or none: what advantages are divided by")
-    draft.put("algorithm.normalize_advantage", scale is not False, "scale_rewards")
+    if bound <= 1:
+        draft.wrong("delta", "must be above 1: it bounds ratios")
+    elif bound < 1 + high:
+        text = f"delta {bound:g} bounds ratios of positive advantages, too, and is below 1 + {high:g}"
+        draft.put("algorithm.clip_high", round(bound - 1, 12), comment=text, of=("delta", "epsilon_high"))
+        text = f"1 + {high:g}, above which negative advantages have no gradient there"
+        draft.put("algorithm.dual_clip", 1 + high, comment=text, of=("delta",))
+    else:
+        draft.put("algorithm.dual_clip", bound, "delta")
 
 
 def _refuse(draft: Draft, level: str, loss: str) -> None:
@@ -85,6 +95,12 @@ def _refuse(draft: Draft, level: str, loss: str) -> None:
 def _reference(draft: Draft, beta: float) -> None:
     """Put the refreshes of the reference model."""
     names = ("ref_model_sync_steps", "ref_model_mixup_alpha")
+    still = _stays(draft) if draft.switch("sync_ref_model") and beta else ""
+    if still:
+        for name in filter(draft.given, ("sync_ref_model", *names)):
+            draft.drop(name, still)
+        draft.assumed.append(f"{draft.label('sync_ref_model')}: {still}")
+        return
     if draft.switch("sync_ref_model") and beta:
         text = "refreshed between two rollouts here, and after that very step there"
         draft.put("algorithm.reference_interval", draft.whole(names[0], 512), names[0], text)
@@ -95,6 +111,13 @@ def _reference(draft: Draft, beta: float) -> None:
         off = name == "sync_ref_model" and not draft.switch(name)
         if draft.given(name):
             draft.drop(name, report.OFF if off else "it is read with sync_ref_model and a beta above 0 only")
+
+
+def _stays(draft: Draft) -> str:
+    """Return why ms-swift does not refresh the reference model although it is told to; empty if it does."""
+    if draft.source.project == "ms-swift" and "adapter.type" in draft.settings:
+        return "with adapters ms-swift has no reference model of its own, and refreshes nothing"
+    return "" if draft.source.project in ("ms-swift", "TRL") else "Megatron-SWIFT refreshes no reference model"
 
 
 def _without_clipping(draft: Draft, loss: str, high: float) -> None:
@@ -140,8 +163,9 @@ def kept_out(draft: Draft) -> None:
         draft.drop("top_entropy_quantile", reason)
     elif share != 1.0:
         draft.put("algorithm.top_entropy_quantile", share, "top_entropy_quantile")
+        of = "of all processes" if draft.source.project == "TRL" else "of one process"
         draft.assumed.append(
             f"{draft.label('top_entropy_quantile')}: entropies are those of the policy that sampled, and the threshold "
-            "is that of a whole update; the original compares the tokens of a micro-batch of all processes by their "
-            "present entropies"
+            f"is that of a whole update; the original compares the tokens of a micro-batch {of} by their present "
+            "entropies"
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from gspo_hpc.importers.draft import Draft
+
+SIZE = "completions of a rollout"  # of the original, among a draft's variables, of which none has such a name
 
 
 def micro_batches(draft: Draft, micro: int, accumulated: int) -> int:
@@ -50,6 +54,14 @@ def scaled(draft: Draft, size: int, processes: int) -> None:
         f"update in {draft.source.project}{shared}: there the loss is about 1/{count} of the mean here, before "
         f"clipping, which Adam does not notice and the bound of gradients does{clips}"
     )
+
+
+def updates(draft: Draft, update: int, rows: int, epochs: float) -> int:
+    """Return the updates of `epochs` over `rows` prompts, of which each epoch only takes those that fill rollouts."""
+    group, passes = int(draft.settings["batch.num_generations"][0]), draft.whole("num_iterations", 1) or 1
+    made = int(draft.variables.get(SIZE, update))
+    each = math.ceil(rows // max(1, made // group) * made * passes / update)
+    return max(1, math.ceil(each * epochs))
 
 
 def dropped(draft: Draft) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import prompt_texts
 from gspo_hpc.importers.draft import Draft
@@ -11,14 +13,22 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.commands import server
 from gspo_hpc.importers.versions import swift as versions
 
+# What torchrun, accelerate and deepspeed call them, behind ms-swift's own variables.
+_NODES, _EACH = ("NNODES", "nnodes", "num_machines", "num_nodes"), ("NPROC_PER_NODE", "nproc_per_node", "num_gpus")
 _UNSET = "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set"
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(variables.get, names)), None)
 
 
 def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = None) -> tuple[int, int]:
     """Put the cluster; return (nodes, training GPUs of each). `placed`: the same, as Ray places the ranks."""
     env = draft.variables
-    nodes = parts.positive(draft, "NNODES", env.get("NNODES") or env.get("nnodes")) or draft.whole("nnodes")
-    each = parts.positive(draft, "NPROC_PER_NODE", env.get("NPROC_PER_NODE") or env.get("nproc_per_node"))
+    nodes = parts.positive(draft, "NNODES", _first(env, _NODES)) or draft.whole("nnodes")
+    each = parts.positive(draft, "NPROC_PER_NODE", _first(env, _EACH))
+    if each is None and (total := parts.positive(draft, "num_processes", env.get("num_processes"))) is not None:
+        nodes, each = (nodes, total // nodes) if nodes else parts.split_nodes(total)
     if (trains := draft.whole("train.gpus")) is not None:  # of a YAML for Ray: all of its nodes together
         if nodes is None:
             nodes, each = parts.split_nodes(trains)
@@ -43,11 +53,15 @@ def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = No
 def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> None:
     """Put where the engines run: with the trainer, or on GPUs of their own."""
     tp = draft.whole("vllm_tensor_parallel_size", 1) or 1
+    if tp > 1 and draft.source.project == "ms-swift" and not draft.switch("use_vllm"):
+        draft.drop("vllm_tensor_parallel_size", "ms-swift makes it 1 without use_vllm")
+        tp = 1
     apart = draft.whole("rollout.gpus")
     groups = draft.values.get("colocate_groups")
     together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
     draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
-    draft.credit("rollout.max_staleness", "async_generate")
+    if draft.source.project == "ms-swift" and draft.switch("async_generate") and versions.mode(draft) != "server":
+        draft.drop("async_generate", "ms-swift refuses it without a server (vllm_mode server)")
     if apart is not None and not together:
         draft.credit("rollout.engines_per_node", "rollout.gpus")
         draft.put("rollout.tensor_parallel_size", tp, "vllm_tensor_parallel_size")
@@ -60,8 +74,10 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
                 break
         servers.server(draft, nodes, each, hosted, f"swift {verb if hosted else 'rollout'}")
         prompt_texts.turns_of(draft, hosted)
-        if draft.switch("async_generate"):
+        if draft.switch("async_generate") and draft.source.project == "ms-swift":
             draft.put("rollout.max_staleness", 1, "async_generate", "the next rollout is generated meanwhile")
+        elif draft.source.project == "ms-swift":
+            draft.credit("rollout.max_staleness", "async_generate")
     elif count := versions.engines_apart(draft, each):
         draft.credit("rollout.engines_per_node", "num_infer_workers")
         servers.beside(draft, nodes, each, nodes * count, 1, "num_infer_workers")

@@ -309,4 +309,8 @@ def refuse_others(run: PythonRun) -> None:
     if run.trainer and run.from_trl:
         why = trl_kinds.other_trainer(run.trainer, f"a {_CONFIG}")
         raise ValueError(why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}")
+    if any(module.partition(".")[0] == "swift" for module in run.imports):
+        raise ValueError(
+            "of ms-swift, commands and YAML are read: write the arguments of this file's run as one of these"
+        )
     raise ValueError("a Python file is read for the GRPOConfig that it makes, and there is none in it")

@@ -125,7 +125,8 @@ def prompts(draft: Draft, response: int) -> None:
         draft.put("data.overlong", "error", comment="the server of ms-swift refuses prompts that are too long", of=(
             "truncation_strategy",))  # fmt: skip
         return
-    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy")
+    replaced = "" if cut == "left" else "there another prompt takes its place, so that an epoch is no shorter"
+    draft.put("data.overlong", "truncate_left" if cut == "left" else "drop", "truncation_strategy", replaced)
     with_ray = any(map(draft.given, ("train.gpus", "rollout.gpus", "colocate_groups")))
     if cut == "left" and draft.given("max_length") and not with_ray:
         draft.differs.append(

@@ -165,8 +165,8 @@ JUDGED: dict[str, list[Case]] = {
         ("j.yaml", f"{_SWIFT_YAML}train_type: full\ndeepspeed: zero2\nmax_length: 4096\n", "without rlhf_type"),
         ("k.yaml", "train: {rlhf_type: gkd, gpus: 4, model: m, dataset: d, lr: 1e-6}\nteacher: {gpus: 4}\n",
          "rlhf_type gkd"),
-        ("l.sh", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8 --advantage_estimator rloo",
-         "--advantage_estimator rloo is another algorithm"),
+        ("l.sh", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8 --advantage_estimator gae",
+         "--advantage_estimator gae: must be one of grpo, rloo"),
         ("m.sh", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8 --tuner_type full", None),
         ("n.yaml", "train:\n  rlhf_type: grpo\n  model: m\n  dataset: d\n  gpus: 4\n  num_generations: 8\n"
          "  importance_sampling_level: sequence\n  micro_batch_size: 1\n  global_batch_size: 32\n", None),

@@ -85,7 +85,7 @@ def test_scale_rewards_false_divides_by_nothing(source: str) -> None:
         assert found.config.algorithm.normalize_advantage is divides, value
         assert "scale_rewards" in {item.name for item in found.carried}
     with pytest.raises(ValueError, match="scale_rewards"):
-        read(source, BASES[source] | {"scale_rewards": "gdpo"})
+        read(source, BASES[source] | {"scale_rewards": "mean"})
 
 
 def test_what_zero_and_null_mean() -> None:

@@ -79,7 +79,7 @@ def test_verl_evaluates_before_the_first_step_unless_it_is_told_otherwise() -> N
     assert not convert(f"{VERL} trainer.val_before_train=False").config.eval.before
 
 
-@pytest.mark.parametrize("run", [f"{TRL} --beta 0.1", f"{SWIFT} --beta 0.1"])
+@pytest.mark.parametrize("run", [f"{TRL} --beta 0.1", f"{SWIFT} --tuner_type full --beta 0.1"])
 def test_a_reference_that_follows_has_their_interval_and_share(run: str) -> None:
     algorithm = convert(f"{run} --sync_ref_model true", gpus=4).config.algorithm
     assert (algorithm.reference_interval, algorithm.reference_mixup) == (512, 0.6)
@@ -137,7 +137,8 @@ def test_micro_batches_that_ms_swift_chose_up_to_3_6_make_at_least_16_completion
 @pytest.mark.parametrize(
     ("words", "dtype"),
     [("", "bfloat16"), ("--fp16 true", "float16"), ("--fp16 true --bf16 true", "float16"),
-     ("--bf16 false", "float32"), ("--torch_dtype float16", "float16")],
+     ("--bf16 false", "bfloat16"), ("--torch_dtype float16", "float16"), ("--torch_dtype float32", "float16"),
+     ("--torch_dtype float32 --bf16 true", "bfloat16"), ("--torch_dtype float32 --fp16 false", "float32")],
 )  # fmt: skip
 @pytest.mark.parametrize("start", ["megatron rlhf --train_iters 5", "swift rlhf"])
 def test_the_precision_of_ms_swift_is_that_of_fp16_first(start: str, words: str, dtype: str) -> None:

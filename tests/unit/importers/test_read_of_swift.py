@@ -97,7 +97,7 @@ def test_the_length_of_a_run_with_ray_cuts_what_is_trained_on() -> None:
     [
         ("--deepspeed zero2", True),
         ("--fsdp fsdp2", True),
-        ("--deepspeed zero3 --torch_dtype float32", False),
+        ("--deepspeed zero3 --torch_dtype float32 --fp16 false", False),
         ("", False),
     ],
 )

@@ -67,7 +67,7 @@ def test_another_estimator_of_the_divergence_is_told(kind: str, told: bool) -> N
         (
             f"{MEGATRON} --beta 0.1 --sync_ref_model true --ref_model_mixup_alpha 1",
             "grpo",
-            {"reference_interval": 512, "reference_mixup": 1.0},
+            {"reference_interval": 0, "reference_mixup": 1.0},
         ),
         (f"{TRL} --beta 0 --sync_ref_model true", "grpo", {"reference_interval": 0}),
         (f"{TRL} --entropy_target 5 --entropy_coef 0", "grpo", {"entropy_coef": 0.0, "entropy_target": 0.0}),

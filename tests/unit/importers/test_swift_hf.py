@@ -32,7 +32,7 @@ def test_its_batch_sizes_are_those_of_one_process_and_its_steps_micro_batches() 
     assert config.optimizer.lr == 1e-6 and config.optimizer.lr_decay_style == "cosine"
     assert (config.optimizer.weight_decay, config.optimizer.adam_beta2) == (0.1, 0.95)
     assert config.rollout.temperature == 0.9 and config.rollout.max_prompt_length == 8192
-    assert config.run.max_steps == 10000 * 16 // 128 and config.optimizer.distributed is True
+    assert config.run.max_steps == 10000 * 16 // 512 * 4 and config.optimizer.distributed is True  # 312 whole rollouts
     assert any("steps_per_generation counts micro-batches in ms-swift" in line for line in found.differs)
     assert not any("chosen for adapters" in line for line in found.assumed)
 
@@ -86,7 +86,7 @@ def test_a_rate_is_warned_of_only_where_it_is_one_for_adapters(more: str, warned
     [
         ("--teacher_model m", "--teacher_model m: the loss follows more than rewards then"),
         ("--chord_sft_dataset x", "--chord_sft_dataset x: the loss follows more than rewards then"),
-        ("--advantage_estimator rloo", "--advantage_estimator rloo is another algorithm"),
+        ("--advantage_estimator rloo --scale_rewards batch", "--advantage_estimator rloo with scale_rewards batch"),
         ("--loss_type real", "loss_type real is another objective"),
         ("--steps_per_generation 3 --gradient_accumulation_steps 2", "3 micro-batches are no whole updates"),
     ],

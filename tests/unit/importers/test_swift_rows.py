@@ -86,4 +86,4 @@ def test_strategies_that_grpo_has_not_are_refused_as_there(strategy: str) -> Non
 def test_only_arguments_of_attention_are_answered_with_its_key() -> None:
     reasons = load("swift").reasons
     told = {name for name, why in reasons.items() if "model.attention_backend" in why}
-    assert told == {"attn_impl"} and "model.layers" in reasons["moe_grouped_gemm"]
+    assert told == {"attn_impl", "use_flash_attn"} and "model.layers" in reasons["moe_grouped_gemm"]

@@ -258,12 +258,12 @@ def test_arguments_that_are_gone_show_version_3_of_ms_swift_and_its_loss(
 @pytest.mark.parametrize(
     ("run", "evaluated"),
     [
-        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5", (5, False, False)),
-        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5 --eval_on_start true", (5, True, False)),
+        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5", (5, False, True)),
+        (f"{SWIFT} --val_dataset test.jsonl --eval_steps 5 --eval_on_start true", (5, True, True)),
         (SWIFT, (None, True, True)),  # nothing is held out: ours say nothing
     ],
 )
-def test_the_trainer_of_hugging_face_evaluates_at_its_own_steps_alone(
+def test_ms_swift_evaluates_at_its_own_steps_and_at_the_last(
     run: str, evaluated: tuple[int | None, bool, bool]
 ) -> None:
     found = convert(run)
