@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import activations, adapters, parameters
 from tests.gloo import cases
-from tests.gloo.layouts import ADAPTED, ADAPTED_HELD, ADAPTED_KEPT, ADAPTED_MERGED, ADAPTED_SAVED, Arrays
+from tests.gloo.layouts import ADAPTED, ADAPTED_HELD, ADAPTED_KEPT, ADAPTED_MERGED, ADAPTED_SAVED, Arrays, by_merging
 from tests.gloo.reference import assert_takes_what_is_planned
 
 CASES = "adapted-.*"
@@ -181,6 +181,7 @@ def test_a_sync_takes_what_the_plan_says_to_merge(
 ) -> None:
     """One weight is merged at a time: not those of a bucket, of which this model has several for each."""
     world, model, given, sections = ADAPTED_MERGED[name]
-    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **given, **sections)
+    sections = by_merging(given) | sections
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **sections)
     peak, buckets = results[f"adapted-merged-{name}"]["taken"].tolist()
     assert peak - buckets == pytest.approx(adapters.merging(arch, settings), rel=0.01)

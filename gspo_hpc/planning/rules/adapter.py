@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.config import derived
 from gspo_hpc.models.adapter_table import ALL, TARGETS
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
@@ -27,6 +28,7 @@ class AdapterRule(RuleId):
     ADAPTER_OWN_PROVIDER = auto()
     ADAPTER_LAYERS_OF_TORCH = auto()
     ADAPTER_RANK = auto()
+    ADAPTER_ENGINE = auto()
 
 
 def _adapted(plan: PlanBuilder) -> bool:
@@ -85,10 +87,15 @@ def _rank(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
+def has_experts(plan: PlanBuilder) -> bool:
+    """Return whether the model is a mixture of experts, as far as it is known."""
+    arch = plan.architecture
+    return bool(plan.model_file.experts) or (arch is not None and arch.experts is not None)
+
+
 @rule(AdapterRule.ADAPTER_DENSE_MODEL, "adapters need a model without experts")
 def _dense(plan: PlanBuilder) -> Iterator[str]:
-    arch = plan.architecture
-    experts = plan.model_file.experts or (arch is not None and arch.experts is not None)
+    arch, experts = plan.architecture, has_experts(plan)
     if _adapted(plan) and (experts or (arch is not None and arch.mixers)):
         lacking = "experts" if experts else "this family of models"
         yield (
@@ -118,3 +125,11 @@ def _layers(plan: PlanBuilder) -> Iterator[str]:
         )
     if model.fp8:
         yield f"model.fp8: {model.fp8} cannot be combined with adapter.type lora, which needs the layers of torch"
+
+
+@rule(AdapterRule.ADAPTER_ENGINE, "`adapter.engine: adapters` is given only where vLLM can have adapters of its own")
+def _engine(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    if _adapted(plan) and config.adapter.engine == "adapters":
+        if (why := derived.adapters_obstacle(config, experts=has_experts(plan))) is not None:
+            yield f"adapter.engine: adapters cannot be: {why}; give adapter.engine=merged"
