@@ -37,3 +37,5 @@ COLLAPSED = 0.05
 # after the record is made.
 STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")
 PHASES = (*STEP_PHASES, "save", "eval")
+# Ranks of adapters that vLLM makes room for, beside an engine's weights.
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
+from gspo_hpc.config.constants import LORA_RANKS
 from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, replace
 
+# The layers for whose adapters vLLM has places.
+_LAYERS_WITH_PLACES = frozenset(
+    ("all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
 
@@ -110,6 +115,11 @@ def offload_trainer(config: Config) -> bool:
     if config.rollout.mode == "server":
         return False  # engines have GPUs of their own
     return config.cluster.platform == "cuda" if wanted is None else wanted
+
+
+def keeps_weights(config: Config) -> bool:
+    """Return True if engines have their weights from one sync to the next, because they do not drop them to sleep."""
+    return config.rollout.sleep_level == 1 or not offload_trainer(config)
 
 
 def offloaded_parts(config: Config) -> frozenset[str]:
@@ -307,3 +317,35 @@ def role_of(config: Config, rank: int) -> Role:
         each, place = gpus - training, local - training
         return Role(True, node * each + place, nodes * each, place, each, nodes)
     return Role(False, node * training + local, nodes * training, local, training, nodes)
+
+
+def adapters_beside_weights(config: Config, *, experts: bool) -> bool:
+    """Return True if engines get adapters beside their weights, as vLLM's own, and not merged into them.
+
+    In 16 bits merging rounds away what is smaller than a weight's last bit. In float32 nothing is rounded, and merged
+    weights cost an engine nothing while it generates. `experts`: the model is a mixture of experts.
+    """
+    wanted = config.adapter.engine
+    if not trains_adapters(config) or wanted == "merged":
+        return False
+    if wanted == "adapters":
+        return True  # a plan says what would be in the way
+    return engine_itemsize(config) == 2 and adapters_obstacle(config, experts=experts) is None
+
+
+def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
+    """Return why an engine cannot have adapters beside its weights, as a clause; None where it can."""
+    rank, others = config.adapter.rank, sorted(set(config.adapter.targets) - _LAYERS_WITH_PLACES)
+    if experts:
+        return "vLLM would need adapters of experts"
+    if others:
+        return f"vLLM would need adapters on {', '.join(others)}"
+    if rank > LORA_RANKS[-1]:
+        return f"vLLM has room for ranks up to {LORA_RANKS[-1]}, and adapter.rank is {rank}"
+    if config.cluster.platform == "cuda" and engine_itemsize(config) == 4:
+        return "vLLM's kernels for adapters compute in 16 bits, and engines have float32"
+    if config.rollout.mode == "server":
+        return "ranks that only generate keep merged weights, to fill an engine that dies"
+    if config.rollout.engine.get("enable_lora") is False:
+        return "rollout.engine.enable_lora is false"
+    return None

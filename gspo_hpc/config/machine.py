@@ -118,6 +118,12 @@ class Adapter(Section):
         "Must be 0: a mask would have to be the same in every layout and in every pass, or the ratio between two "
         "passes over the same weights would not be 1.",
     )
+    engine: Literal["auto", "merged", "adapters"] = key(
+        "auto",
+        "How engines get adapters: merged into the weights, all of which are sent then (merged), or as vLLM's own "
+        "beside weights that stay (adapters). auto is adapters where engines compute in 16 bits, since merging rounds, "
+        "and merged in float32 and where vLLM's own cannot be.",
+    )
 
 
 class Parallel(Section):

@@ -13,7 +13,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from gspo_hpc.engine.messages import Submission
 from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
-from gspo_hpc.ops.weight_parts import Part, Stream
+from gspo_hpc.engine.updates import AdapterUpdate, WeightUpdate
+from gspo_hpc.ops.weight_parts import Stream
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
@@ -73,6 +74,8 @@ class Engine:
         self._weight_sender: transfer.WeightSender | None = None  # where nobody else keeps one
         self._asleep: list[str] = []  # tags of the memory that is not there
         self._emptied = False  # has had no weights since it started so, or slept at level 2
+        self._versions = itertools.count(1)  # of adapters, over the life of this object
+        self._version: int | None = None  # of those that requests name; None: it has none
 
     @property
     def pending(self) -> int:
@@ -83,6 +86,11 @@ class Engine:
     def running(self) -> int:
         """Number of completions that the engine is working on."""
         return len(self._requests)
+
+    @property
+    def lacks_weights(self) -> bool:
+        """True if it has had no weights since it started without them, or since it slept at level 2."""
+        return self._emptied
 
     def pids(self) -> list[int]:
         """Return the process ids of the engine: its own, core and workers; an empty list when it does not run."""
@@ -99,7 +107,7 @@ class Engine:
         settings = self.settings
         if not _has_plugin():
             raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
-        self._asleep, self._emptied = [], not settings.loads_weights
+        self._asleep, self._emptied, self._version = [], not settings.loads_weights, None
         atexit.register(self.close)
         try:
             self._client = Client(environment(settings), settings.log_path)
@@ -146,7 +154,8 @@ class Engine:
         """
         assert level in (1, 2), level
         assert not self._requests and not self._unsent, "an engine that generates cannot sleep"
-        self._emptied |= level == 2
+        if level == 2:
+            self._emptied, self._version = True, None
         if self.settings.platform == "cpu" or len(self._asleep) == len(_TAGS):
             return
         if self._asleep:  # a sync was left in the middle; what vLLM does then depends on its version
@@ -234,7 +243,7 @@ class Engine:
             self._requests.update({request: (slot, sample) for sample, (request, _) in enumerate(asked)})
             tokens = pending.prompt.tokens.tolist()
             reported = self.settings.report_experts and pending.reports_experts
-            made.append(Submission(tokens, pending.sampling, asked, reported))
+            made.append(Submission(tokens, pending.sampling, asked, reported, self._version))
         self._unsent.clear()
         return made
 
@@ -256,7 +265,7 @@ class Engine:
 
         They are computed, not read from the prefix cache. Raises EngineDied and RuntimeError like :meth:`step`.
         """
-        return list(self._call("prompt_logprobs", *self._probing(sequences)))
+        return list(self._call("prompt_logprobs", *self._probing(sequences), self._version))
 
     def top_logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Floats]:
         """Return the log-probs [len - 1, count] of the most likely tokens after each token but the last, falling.
@@ -265,7 +274,8 @@ class Engine:
         `max_logprobs` says so.
         """
         most = int(self.settings.engine_args.get("max_logprobs", -1))
-        return list(self._call("top_logprobs", *self._probing(sequences), count if most < 0 else min(count, most)))
+        wanted = count if most < 0 else min(count, most)
+        return list(self._call("top_logprobs", *self._probing(sequences), self._version, wanted))
 
     def cached_tokens(self, tokens: Sequence[int]) -> int:
         """Return how many tokens of a prompt the engine read from its prefix cache, in which all of them are then.
@@ -273,7 +283,7 @@ class Engine:
         Raises EngineDied and RuntimeError like :meth:`step`.
         """
         names, (sequence,) = self._probing([tokens])
-        return int(self._call("cached_tokens", names[0], sequence))
+        return int(self._call("cached_tokens", names[0], sequence, self._version))
 
     def _probing(self, sequences: Sequence[Sequence[int]]) -> tuple[list[str], list[list[int]]]:
         """Return names for the requests of these prompts, and the prompts as lists."""
@@ -285,6 +295,8 @@ class Engine:
     def _require_weights(self) -> None:
         if self._emptied and not self._is_dead():
             raise RuntimeError("the engine started without weights or slept at level 2: send it all of them first")
+        if self.settings.adapters is not None and self._version is None and not self._is_dead():
+            raise RuntimeError("the engine started without adapters or slept at level 2: send it all of them first")
 
     # ---- weights
 
@@ -294,8 +306,27 @@ class Engine:
         The stream is always iterated to its end, also when the engine fails, because producing it may be a collective
         of all ranks; they meet in `sender`, where an engine has several GPUs. Raises ValueError for a stream that is
         not this model's, EngineDied, or RuntimeError where vLLM refuses the weights; after any of them the engine has
-        no usable weights and is dead until :meth:`restart`.
+        no usable weights and is dead until :meth:`restart`. Adapters have to come again afterwards.
         """
+        check, self._version = transfer.StreamCheck(self._shapes, self._tied), None
+        self._send(stream, sender, lambda client: WeightUpdate(client, self.settings.timeout, check))
+        self._emptied = False
+
+    def update_adapters(self, stream: Stream, sender: transfer.WeightSender | None = None) -> None:
+        """Give the engine the next version of its adapters, whole, beside weights that stay as they are.
+
+        Requests name it from now on, and the version before is forgotten. All else is as :meth:`update_weights` has it.
+        """
+        adapters, version = self.settings.adapters, next(self._versions)
+        assert adapters is not None, "the engine has no room for adapters"
+        self._version = None
+        self._send(stream, sender, lambda client: AdapterUpdate(client, self.settings.timeout, adapters, version))
+        self._version = version
+
+    def _send(
+        self, stream: Stream, sender: transfer.WeightSender | None, update: Callable[[Client], WeightUpdate]
+    ) -> None:
+        """Take the stream to its end; see :meth:`update_weights`."""
         assert not self._requests, "not while it generates"
         if sender is None:
             settings = self.settings
@@ -306,13 +337,13 @@ class Engine:
             sender.send(stream)
             raise EngineDied(_NOT_RUNNING)
         try:
-            sender.send(stream, _Update(self))
+            sender.send(stream, update(self._client))
+            self.reset_prefix_cache()
         except BaseException as error:
             if not isinstance(error, EngineDied):
                 assert self._client is not None
                 self._client.kill("a weight update failed")
             raise
-        self._emptied = False
 
     def reset_prefix_cache(self) -> None:
         """Have the engine forget all keys and values, also those of requests that run: it computes them again.
@@ -337,47 +368,3 @@ class Engine:
         if self._client is None:
             raise EngineDied(_NOT_RUNNING)
         return self._client.call(seconds or self.settings.timeout, method, *arguments)
-
-
-class _Update:
-    """An engine in a weight update (see transfer.Receiver)."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine._client is not None
-        self._engine, self._client = engine, engine._client
-        self._check = transfer.StreamCheck(engine._shapes, engine._tied)
-        self._loading = False  # a bucket, at the other end
-
-    def begin(self) -> None:
-        """See Receiver."""
-        self._engine._llm("start_weight_update")
-
-    def check(self, part: Part) -> None:
-        """See Receiver."""
-        self._check.add(part)
-
-    def post(self, bucket: dict[str, Any]) -> None:
-        """See Receiver."""
-        self._client.post(self._engine.settings.timeout, "llm", "update_weights", {"update_info": bucket})
-        self._loading = True
-
-    def wait_loaded(self) -> None:
-        """See Receiver."""
-        try:
-            if self._loading:
-                self._loading = False
-                self._client.answer(self._engine.settings.timeout)
-        except EngineDied:
-            raise
-        except Exception as error:
-            raise RuntimeError(f"vLLM refuses the weights: {gist(error)}") from error
-
-    def finish(self) -> None:
-        """See Receiver."""
-        self._check.finish()
-        self._engine._llm("finish_weight_update")
-        self._engine.reset_prefix_cache()
-
-    def kill(self) -> None:
-        """See Receiver."""
-        self._client.kill("a weight update failed")

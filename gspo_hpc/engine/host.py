@@ -63,13 +63,15 @@ class Host:
     def step(self, submissions: Sequence[Submission]) -> list[Answer]:
         """Add these requests, run one step of the engine, and return the completions that it finished."""
         from gspo_hpc.engine import compat, requests
+        from gspo_hpc.engine.adapters import loader
 
         engine = self._llm.llm_engine
         try:
             for submission in submissions:
-                prompt = compat.token_prompt(submission.tokens)
+                prompt, named = compat.token_prompt(submission.tokens), loader.request(submission.version)
                 for request, seed in submission.requests:
-                    engine.add_request(request, prompt, requests.completion(submission.sampling, seed))
+                    wanted = requests.completion(submission.sampling, seed)
+                    engine.add_request(request, prompt, wanted, lora_request=named)
                     self._asked[request] = (submission, seed)
         except Exception:
             self.broken = True  # the owner would wait for the requests that were not added
@@ -101,11 +103,16 @@ class Host:
             self._asked.pop(request, None)
         self._llm.llm_engine.abort_request(list(requests))
 
-    def prompt_logprobs(self, names: Sequence[str], sequences: Sequence[Sequence[int]]) -> list[Floats]:
-        """Return the log-probs [len - 1] of all tokens but the first; `names` are the ids of the requests."""
+    def prompt_logprobs(
+        self, names: Sequence[str], sequences: Sequence[Sequence[int]], version: int | None
+    ) -> list[Floats]:
+        """Return the log-probs [len - 1] of all tokens but the first.
+
+        `names` are the ids of the requests; `version` is that of the adapters to compute with, here and below.
+        """
         import numpy as np
 
-        outputs = self._outputs_of(names, sequences, prompt_logprobs=0)
+        outputs = self._outputs_of(names, sequences, version, prompt_logprobs=0)
         return [
             np.array(
                 [entry[token].logprob for token, entry in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)],
@@ -114,11 +121,13 @@ class Host:
             for tokens, output in zip(sequences, outputs, strict=True)
         ]
 
-    def top_logprobs(self, names: Sequence[str], sequences: Sequence[Sequence[int]], count: int) -> list[Floats]:
+    def top_logprobs(
+        self, names: Sequence[str], sequences: Sequence[Sequence[int]], version: int | None, count: int
+    ) -> list[Floats]:
         """Return the log-probs [len - 1, count] of the most likely tokens after each token but the last."""
         import numpy as np
 
-        outputs = self._outputs_of(names, sequences, prompt_logprobs=count)
+        outputs = self._outputs_of(names, sequences, version, prompt_logprobs=count)
         return [
             np.array(
                 [sorted((each.logprob for each in entry.values()), reverse=True)[:count] for entry in entries],
@@ -127,20 +136,27 @@ class Host:
             for entries in (output.prompt_logprobs[1:] for output in outputs)
         ]
 
-    def cached_tokens(self, name: str, tokens: Sequence[int]) -> int:
+    def cached_tokens(self, name: str, tokens: Sequence[int], version: int | None) -> int:
         """Return how many of these tokens came from the prefix cache; `name` is the id of the request."""
-        (output,) = self._outputs_of([name], [tokens], prompt_logprobs=None)
+        (output,) = self._outputs_of([name], [tokens], version, prompt_logprobs=None)
         return output.num_cached_tokens or 0
 
     def _outputs_of(
-        self, names: Sequence[str], sequences: Sequence[Sequence[int]], prompt_logprobs: int | None
+        self,
+        names: Sequence[str],
+        sequences: Sequence[Sequence[int]],
+        version: int | None,
+        *,
+        prompt_logprobs: int | None,
     ) -> list[Any]:
         """Return vLLM's output for each of these prompts."""
         from gspo_hpc.engine import compat, requests
+        from gspo_hpc.engine.adapters import loader
 
+        named = loader.request(version)
         for name, tokens in zip(names, sequences, strict=True):
             prompt = compat.token_prompt(tokens)
-            self._llm.llm_engine.add_request(name, prompt, requests.probe(prompt_logprobs))
+            self._llm.llm_engine.add_request(name, prompt, requests.probe(prompt_logprobs), lora_request=named)
         found: dict[str, Any] = {}
         while len(found) < len(sequences):
             found |= {output.request_id: output for output in self._advance() if output.request_id in names}

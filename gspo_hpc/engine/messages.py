@@ -16,6 +16,7 @@ class Submission:
     sampling: Sampling
     requests: list[tuple[str, int]]
     experts: bool = False  # have vLLM's choice of experts read from its output
+    version: int | None = None  # of the adapters to compute with
 
 
 @dataclass(frozen=True)

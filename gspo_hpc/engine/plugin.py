@@ -21,6 +21,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from gspo_hpc.engine import compat
+from gspo_hpc.engine.adapters import compat as adapters_compat
+from gspo_hpc.engine.adapters import loader
 from gspo_hpc.engine.experts.loader import ExpertLoader
 from gspo_hpc.engine.transfer import BACKEND
 from gspo_hpc.engine.weight_buffers import map_buffer, view
@@ -50,6 +52,7 @@ def prepare() -> None:
     compat.use_cpu_kernels()
     compat.pack_new_experts()
     compat.compute_logits_in_fp32()
+    adapters_compat.multiply_whole_batches()
 
 
 @dataclass
@@ -82,6 +85,7 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._matrices: dict[str, torch.Tensor] = {}  # of adapters that are not whole yet
         compat.patch_older_worker()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -107,7 +111,8 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
                 names = (part["name"].format(expert) for expert in part["experts"])
                 tensors += zip(names, tensor.unbind(), strict=True)
         if tensors:
-            (load_weights or self.model.load_weights)(tensors)
+            with loader.set_aside(self.model):
+                (load_weights or self.model.load_weights)(tensors)
             compat.keep_pending(self.model, memory)
         if memory.is_cuda:
             torch.cuda.synchronize()
@@ -119,6 +124,23 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
                 torch.cuda.empty_cache()  # of layers that were loaded beside the engine's own
         if update_info.unmap and memory.is_cuda:
             self._mapped = None
+
+    def receive_adapters(self, bucket: dict[str, Any]) -> list[int]:
+        """Take a bucket of adapters, and let the model compute with them once it is the last of its version.
+
+        When this returns, its memory is free. Returns the versions that the model has.
+        """
+        addresses = bucket["memory"]
+        memory = self._map(addresses[compat.worker_rank() if len(addresses) > 1 else 0])
+        for part in bucket["parts"]:
+            self._matrices[part["name"]] = view(memory, part).to("cpu", copy=True)
+        if bucket["unmap"] and memory.is_cuda:
+            self._mapped = None
+        del memory
+        if bucket["last"]:
+            matrices, self._matrices = self._matrices, {}
+            loader.install(self.model, bucket, matrices)
+        return sorted(self.model.lora_manager.list_adapters())
 
     def finish_weight_update(self) -> None:
         """Repack the layers that are not repacked yet."""

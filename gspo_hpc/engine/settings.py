@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
+from gspo_hpc.config.constants import LORA_RANKS, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
 from gspo_hpc.engine import compat
+from gspo_hpc.engine.adapters import loader
 from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.system.environment import brief_spinning, offline
 from gspo_hpc.system.text import GIB
@@ -58,6 +60,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class EngineAdapters:
+    """Adapters that an engine keeps apart from its weights, and gets in versions."""
+
+    rank: int
+    alpha: float
+    shapes: Mapping[str, tuple[int, ...]]  # of all matrices, by the name of their layer with lora_A or lora_B
+
+    def targets(self) -> list[str]:
+        """Return the last parts of the names of layers that have adapters."""
+        return sorted({name.split(".")[-2] for name in self.shapes})
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """Settings of one engine. `engine_args` go to vllm.LLM as they are."""
 
@@ -79,6 +94,7 @@ class EngineSettings:
     loads_weights: bool = True  # else it starts with noise, and computes nothing before its owner has sent all weights
     dequantized: bool = False  # weights are quantized in the folder, and sent in `dtype`: the engine computes in that
     batch_invariant: bool = False  # completions do not depend on what else is in the batch; GPUs only
+    adapters: EngineAdapters | None = None  # it computes nothing before its owner has sent these as well
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
 
@@ -124,6 +140,15 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         values["enable_sleep_mode"] = True
     if not settings.loads_weights:
         values["load_format"] = "dummy"
+    if settings.adapters is not None:
+        values |= {
+            "enable_lora": True,
+            "max_loras": loader.PLACES,
+            "max_cpu_loras": loader.PLACES + 1,  # the version before goes once the new one is there
+            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= settings.adapters.rank),
+            "lora_target_modules": settings.adapters.targets(),  # else there are places for the head's, too
+            "worker_extension_cls": loader.EXTENSION,
+        }
     if settings.report_experts:
         values["enable_return_routed_experts"] = True
     given = dict(settings.engine_args)

@@ -192,8 +192,8 @@ def sampled(draft: Draft, always: bool) -> None:
     """Tell how completions are sampled with adapters in TRL and ms-swift; `always`: vLLM generates in any case."""
     if draft.switch("vllm_enable_lora") or not (always or draft.switch("use_vllm")):
         draft.differs.append(
-            "completions are sampled with adapters beside the weights there; here engines get merged weights, rounded "
-            "to the model's type (docs/lora.md)"
+            "completions are sampled with adapters beside the weights there; here that is so in 16 bits, and in "
+            "float32 engines get merged weights (adapter.engine)"
         )
         return
     draft.differs.append(

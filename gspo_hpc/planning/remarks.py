@@ -83,9 +83,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     if trains_adapters(plan.config):
         from gspo_hpc.planning import trained  # only here: most plans have no adapters
 
-        dtype = plan.config.model.dtype
-        rounds = "" if dtype == "float32" else f", which rounds what they add to {dtype} (docs/lora.md)"
-        yield f"{trained.adapter(plan.config)} is trained; engines get it merged into the weights{rounds}."
+        yield f"{trained.adapter(plan.config)} is trained; {trained.in_engines(plan.config)}."
         moe = plan.config.moe
         if given := [f"moe.{name}" for name in ("aux_loss_coeff", "z_loss_coeff") if getattr(moe, name)]:
             yield (

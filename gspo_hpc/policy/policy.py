@@ -6,6 +6,7 @@ Passes over it are in :mod:`gspo_hpc.policy.schedule`, and keep nothing here.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from gspo_hpc.models.adapter_table import shapes
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import peft_folder
 from gspo_hpc.ops.host_memory import HostCopy
-from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
+from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, stream_of
 from gspo_hpc.policy import moe, provider
 from gspo_hpc.policy.adapters import lora, matrices
 from gspo_hpc.policy.model import DTYPES
@@ -231,13 +232,28 @@ class Policy:
         self.settle()
         yield from matrices.whole_matrices(self.chunks, self.arch, self.config.adapter, lambda parameter: parameter)
 
+    def _adapter_shapes(self) -> dict[str, tuple[int, int]]:
+        return shapes(self.arch, self.config.adapter.rank, self.config.adapter.targets)
+
+    def adapter_parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        """Yield all adapters, matrix by matrix, in the model's dtype. Collective."""
+        dtype = DTYPES[self.config.model.dtype]
+        sizes = (math.prod(shape) for shape in self._adapter_shapes().values())
+        matrices = ((name, whole.to(dtype)) for name, whole in self.adapter_matrices())
+        stream = stream_of(matrices, max(sizes, default=0) * dtype.itemsize)
+        yield from stream(memory or Scratch(self.ranks.device))
+
+    def base_parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        """Yield all weights as :meth:`parts` does, without adapters in them. Collective."""
+        with self.without_adapters():
+            yield from self.parts(memory)
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the model's own weights, without adapters, on every rank. Collective."""
         found = Fingerprint(self.ranks.rank, self.ranks.world_size)
-        with self.without_adapters():
-            for parts in self.parts():
-                for part in parts:
-                    found.add(part)
+        for parts in self.base_parts():
+            for part in parts:
+                found.add(part)
         return shared_fingerprint(found, self.ranks)
 
     def parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
@@ -266,7 +282,7 @@ class Policy:
             if adapter.path is None:
                 matrices.fill(self.chunks, matrices.first_values(self.config.run.seed))
                 return
-            found = peft_folder.read(adapter, shapes(self.arch, adapter.rank, adapter.targets))
+            found = peft_folder.read(adapter, self._adapter_shapes())
             self.first_adapters = peft_folder.fingerprint(found)
             matrices.fill(self.chunks, lambda name, shape: found[name])
 

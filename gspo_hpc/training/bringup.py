@@ -13,16 +13,17 @@ import torch
 import torch.distributed as dist
 
 from gspo_hpc.config import derived
-from gspo_hpc.config.derived import role_of
+from gspo_hpc.config.derived import adapters_beside_weights, role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
+from gspo_hpc.engine.settings import EngineAdapters
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.peers import engine_place
-from gspo_hpc.models import architecture
+from gspo_hpc.models import adapter_table, architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.policy.passes import never
@@ -254,7 +255,17 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         loads_weights="load_format" in rollout.engine,  # that sync brings all of them: reading them twice takes minutes
         dequantized=architecture.is_block_fp8(model),
         whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
+        adapters=_engine_adapters(config, experts),
         report_experts=experts and derived.router_replay(config) == "rollout",
         batch_invariant=derived.deterministic_kernels(config),
         engine_args=dict(rollout.engine),
     )
+
+
+def _engine_adapters(config: Config, experts: bool) -> EngineAdapters | None:
+    """Return the adapters that an engine keeps beside its weights; None where it has none, or gets them merged."""
+    if not adapters_beside_weights(config, experts=experts):
+        return None
+    arch, adapter = architecture.find(config), config.adapter
+    assert arch is not None, "a model that is trained is known"
+    return EngineAdapters(adapter.rank, adapter.alpha, adapter_table.shapes(arch, adapter.rank, adapter.targets))

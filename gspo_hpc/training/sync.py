@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.derived import adapters_beside_weights, offload_trainer
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.exchange.peers import engine_peers, engine_place
-from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part
+from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Stream
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -43,6 +44,7 @@ class WeightSync:
         """`sequences` are those of the probe; `monitor` stops the trainer's pass over them."""
         self.policy = policy
         self._sequences, self._monitor = sequences, monitor
+        self._beside = adapters_beside_weights(policy.config, experts=policy.arch.experts is not None)
         self._sender: transfer.WeightSender | None = None
         self._examine_head = True  # until it has been: an attempt may have another vLLM than the one before
 
@@ -74,21 +76,43 @@ class WeightSync:
     def push(self, engine: Engine | None, death: EngineDied | None = None) -> tuple[str, EngineDied | None]:
         """Stream the current weights into `engine` (only take part if it is None). Collective.
 
-        Returns the fingerprint of the weights, and how the engine died: `death`, or the error that ended the stream.
+        Where engines have adapters beside their weights, only these travel, and the model's own weights before them if
+        an engine lacks those. Returns the fingerprint of the weights, and how the engine died: `death`, or the error
+        that ended the stream.
+        """
+        policy = self.policy
+        if not self._beside:
+            return self._pass(policy.parts, engine.update_weights if engine else None, death)
+        lacks = engine is not None and engine.lacks_weights
+        if any_rank(lacks, policy.ranks.device):
+            _, death = self._pass(policy.base_parts, engine.update_weights if engine and lacks else None, death)
+        alive = engine if death is None else None
+        adapters, death = self._pass(policy.adapter_parts, alive.update_adapters if alive else None, death)
+        return hashlib.sha256(f"{policy.base} {adapters}".encode()).hexdigest()[: len(adapters)], death
+
+    def _pass(
+        self,
+        source: Callable[[Memory | None], Iterable[Sequence[Part]]],
+        fill: Callable[[Stream, transfer.WeightSender], None] | None,
+        death: EngineDied | None,
+    ) -> tuple[str, EngineDied | None]:
+        """Take `source` to its end, and `fill` this rank's engine with it, if that is not None. Collective.
+
+        Returns the fingerprint of what was passed on, and how the engine died, as :meth:`push` does.
         """
         ranks, device = self.policy.ranks, self.policy.ranks.device
         fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share
 
         def stream(memory: Memory | None = None) -> Iterator[Sequence[Part]]:
-            for parts in self.policy.parts(memory):
+            for parts in source(memory):
                 for part in parts:
                     fingerprint.add(part)
                 yield parts
 
-        if engine is not None:
+        if fill is not None:
             with _single_threaded(device):
                 try:
-                    engine.update_weights(stream, self._get_sender())
+                    fill(stream, self._get_sender())
                 except EngineDied as error:
                     death = error
         elif self._has_peers():

@@ -71,7 +71,7 @@ from gspo_hpc.training.telemetry.collectives import CollectiveTime
 from gspo_hpc.training.telemetry.console import Console
 from gspo_hpc.training.telemetry.meter import Meter
 from gspo_hpc.training.telemetry.step_clock import StepClock
-from tests.gloo import mismatches, saves, sums, turns
+from tests.gloo import adapters_beside, mismatches, saves, sums, turns
 from tests.storages import Storages
 
 Arrays = dict[str, np.ndarray]
@@ -1154,6 +1154,12 @@ def mismatched(model: str, world: int) -> Arrays:
     return found | mismatches.rounded(made, model)
 
 
+def beside(model: str, world: int, **sections: Any) -> Arrays:
+    """Gaps of syncs in which adapters go beside an engine's weights, and of one in which they are merged into them."""
+    made, _ = policy(config(model, world, **sections))
+    return adapters_beside.run(made)
+
+
 def ordered(model: str, world: int) -> Arrays:
     """Sums in the order of the ranks beside gloo's own, and three steps that are made with them."""
     ranks = start(config(model, world))
@@ -1198,6 +1204,7 @@ def main() -> None:
             awaited,
             verified,
             mismatched,
+            beside,
             ordered,
             lent,
             streamed,

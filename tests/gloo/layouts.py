@@ -305,6 +305,11 @@ ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one-experts-some": (1, "qwen3moe-untied", SOME, {}),
     "etp2-experts": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
 }
+# Adapters beside the weights of an engine: ranks, model, layout and dtype.
+ADAPTED_BESIDE: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "one-bfloat16": (1, "llama-untied", NARROW),
+    "tp2-sp": (2, "qwen3-untied", LAYOUTS["tp2-sp"]),
+}
 # What a sync takes beside its buckets to merge adapters into weights.
 ADAPTED_MERGED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one": (1, "llama-large", SOME, {}),
@@ -465,8 +470,11 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
     for name, (world, model, given, sections) in ADAPTED_MERGED.items():
         worlds[world][f"adapted-merged-{name}"] = (
             "adapters_merged",
-            {"model": str(models[model]), **given, **sections},
+            {"model": str(models[model]), **by_merging(given), **sections},
         )
+    for name, (world, model, sections) in ADAPTED_BESIDE.items():
+        adapter = {"adapter": LORA["adapter"] | {"engine": "adapters"}}
+        worlds[world][f"adapted-beside-{name}"] = ("beside", {"model": str(models[model]), **adapter, **sections})
     for name, (world, sections) in ADAPTED_SAVED.items():
         model = "qwen3moe-odd" if name in ADAPTED_EXPERTS else "qwen3-single"
         of_one = {"model": str(models[model]), **LORA, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
@@ -487,3 +495,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         if chosen := {name: case for name, case in work.items() if wanted(name)}:
             found |= ranks.run(world, folder, chosen)
     return found
+
+
+def by_merging(given: dict[str, Any]) -> dict[str, Any]:
+    """Adapters that are merged into what engines get, whatever the dtype."""
+    return given | {"adapter": given["adapter"] | {"engine": "merged"}}

@@ -34,6 +34,7 @@ from tests.gloo.layouts import (
     ADAPTED_MERGED,
     ADAPTED_SAVED,
     Arrays,
+    by_merging,
     saved_one,
 )
 from tests.gloo.reference import assert_takes_what_is_planned
@@ -320,6 +321,7 @@ def test_a_sync_takes_what_the_plan_says_to_merge(
 ) -> None:
     """One weight is merged at a time: not those of a bucket, of which this model has several for each."""
     world, model, given, sections = ADAPTED_MERGED[name]
-    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **given, **sections)
+    sections = by_merging(given) | sections
+    arch, settings = architecture.read(models[model]), cases.config(str(models[model]), world, **sections)
     peak, buckets = results[f"adapted-merged-{name}"]["taken"].tolist()
     assert peak - buckets == pytest.approx(adapters.merging(arch, settings), rel=0.01)

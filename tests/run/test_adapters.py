@@ -1,7 +1,7 @@
 """A run of LoRA adapters, killed and resumed, and what becomes of it outside.
 
-It costs six starts of a rank, five of them with an engine, an evaluation, and four exports: three minutes beside three
-busy processes. It would catch adapters that are not in a checkpoint or not in the engines, a
+It costs six starts of a rank, five of them with an engine, an evaluation, a start of vLLM, and four exports: four
+minutes beside three busy processes. It would catch adapters that are not in a checkpoint or not in the engines, a
 resume on another base or of a run that began with other adapters, an evaluation of the base alone, and an export that
 transformers or peft understand in another way.
 
@@ -124,6 +124,43 @@ def test_exports_are_what_transformers_and_peft_load(base: Path, alone: Path, me
         assert (ours - theirs).abs().max() < 1e-4
         with adapted.disable_adapter():
             assert (ours - adapted(tokens).logits).abs().max() > 1e-2
+
+
+VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+base, folder, out = sys.argv[1:]
+llm = LLM(base, dtype="float32", enable_lora=True, max_lora_rank=8, enforce_eager=True, max_model_len=64, seed=0,
+          kv_cache_memory_bytes=1 << 27, block_size=32, distributed_executor_backend="uni")
+tokens = list(range(3, 23))
+found = []
+for adapters in (LoRARequest("exported", 1, folder), None):
+    (one,) = llm.generate([{"prompt_token_ids": tokens}], SamplingParams(max_tokens=1, prompt_logprobs=0),
+                          lora_request=adapters)
+    found.append([entry[token].logprob for token, entry in zip(tokens[1:], one.prompt_logprobs[1:])])
+open(out, "w").write(json.dumps(found))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_vllm_loads_exported_adapters(base: Path, alone: Path, merged: Path, tmp_path: Path) -> None:
+    """By itself, as anybody would: its log-probs are those of the merged export, and it computes with the adapters."""
+    out = tmp_path / "logprobs.json"
+    variables = harness.environment() | {
+        **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_PLUGINS": ""},
+        **{"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    }
+    line = [sys.executable, "-c", VLLM, str(base), str(alone), str(out)]
+    done = subprocess.run(line, capture_output=True, text=True, env=variables, timeout=500)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    adapted, plain = (np.array(one) for one in json.loads(out.read_text()))
+    tokens = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        logits = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)(tokens).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].numpy()
+    assert np.abs(adapted - expected).max() < 1e-4 < 1e-2 < np.abs(plain - expected).max()
 
 
 @pytest.mark.timeout(600)

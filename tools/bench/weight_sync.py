@@ -9,6 +9,10 @@ counted. At the end both engines must give the same log-probs bit for bit. Witho
 measured. Ratios are of neighbouring syncs; processor time is that of all ranks and processes of the engine, and depends
 little on what else the machine does.
 
+With `--adapters` both sides are this checkout, whose trainer has LoRA adapters of rank 16 on all linear layers of the
+dense model: the first keeps them beside the engine's weights, so that they alone travel, and the other merges them into
+all weights. Their engines' log-probs must then be equal to 1e-3, and MB are those of either side.
+
 - dense is a random Qwen3 of about 490 MB in float32, in 91 tensors.
 - mixture is a random Qwen3-MoE of about 640 MB: 6 layers of 128 experts, in 2,361 tensors. Its experts are small, so
   that calls weigh as much against bytes as on GPUs, which move bytes some hundred times faster; wide has 16 experts a
@@ -21,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import json
 import os
 import socket
@@ -31,8 +34,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 REPO = Path(__file__).resolve().parents[2]
@@ -46,6 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 256}
 LAYOUTS = {"1 → 1": (1, 1), "2 → 1": (2, 1), "2 → 2": (2, 2)}  # trainer ranks, workers of the engine
 UNCOUNTED = 2
+ADAPTER_RANK = 16
 
 
 def say(text: str) -> None:
@@ -70,8 +75,11 @@ def make_model(folder: Path, kind: str) -> Path:
     return folder
 
 
-def rank(model: Path, ranks: int, workers: int) -> None:
-    """Be one trainer rank of one side: a line of input is a sync, which rank 0 answers with its seconds."""
+def rank(model: Path, ranks: int, workers: int, way: str) -> None:
+    """Be one trainer rank of one side: a line of input is a sync, which rank 0 answers with its seconds.
+
+    `way`: that of adapters into the engine, or "none" where the whole model is trained.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries' chatter
     import torch
@@ -86,8 +94,10 @@ def rank(model: Path, ranks: int, workers: int) -> None:
 
     arch = architecture.read(model)
     size = "tensor_model_parallel_size" if arch.experts is None else "expert_model_parallel_size"
+    adapter = {} if way == "none" else {"adapter": {"type": "lora", "rank": ADAPTER_RANK, "engine": way}}
     config = from_dict(
         {
+            **adapter,
             "cluster": {"platform": "cpu", "gpus_per_node": ranks},
             "model": {"path": str(model), "dtype": "float32"},
             "parallel": {size: ranks},
@@ -98,11 +108,15 @@ def rank(model: Path, ranks: int, workers: int) -> None:
     place = start(config)
     torch.set_num_threads(1)
     policy = Policy(arch, config, place)
-    weight_stream.load(policy.chunks, arch, model)
+    beside: dict[str, Any] = {}
+    if way == "none":
+        weight_stream.load(policy.chunks, arch, model)
+    else:
+        beside = load_adapted(policy, model)
     engine = None
     if place.rank == 0:
         settings = EngineSettings(
-            model_path=str(model), tensor_parallel_size=workers, max_model_len=128, kv_cache_gb=0.1, threads=1
+            model_path=str(model), tensor_parallel_size=workers, max_model_len=128, kv_cache_gb=0.1, threads=1, **beside
         )
         engine = Engine(settings)
         engine.start()
@@ -117,8 +131,7 @@ def rank(model: Path, ranks: int, workers: int) -> None:
             found = (
                 engine.prompt_logprobs([[(7 * i + j) % 1000 for j in range(24)] for i in range(4)]) if engine else []
             )
-            digest = hashlib.sha256(b"".join(one.tobytes() for one in found)).hexdigest()
-            answers.write(f"{json.dumps(digest)}\n")
+            answers.write(f"{json.dumps([one.tolist() for one in found])}\n")
             continue
         barrier(place.device)
         began = time.perf_counter()
@@ -128,6 +141,21 @@ def rank(model: Path, ranks: int, workers: int) -> None:
     if engine is not None:
         engine.close()
     os._exit(0)
+
+
+def load_adapted(policy: Any, model: Path) -> dict[str, Any]:
+    """Load a model and adapters that add something to it; return what makes places for them in an engine."""
+    from gspo_hpc.engine.settings import EngineAdapters
+    from gspo_hpc.models import adapter_table
+    from gspo_hpc.policy.adapters import matrices
+
+    policy.load(model)
+    drawn, adapter = matrices.first_values(0), policy.config.adapter
+    matrices.fill(policy.chunks, lambda name, shape: 0.1 * drawn(name.replace("lora_B", "lora_A"), shape))
+    if adapter.engine == "merged":
+        return {}
+    shapes = adapter_table.shapes(policy.arch, adapter.rank, adapter.targets)
+    return {"adapters": EngineAdapters(adapter.rank, adapter.alpha, shapes)}
 
 
 class Taken(NamedTuple):
@@ -145,13 +173,13 @@ def _tree(pid: int) -> list[psutil.Process]:
 class Side:
     """The processes of one checkout."""
 
-    def __init__(self, checkout: Path, model: Path, ranks: int, workers: int, log: Path) -> None:
+    def __init__(self, checkout: Path, way: str, model: Path, ranks: int, workers: int, log: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-P", __file__, "--rank", str(model), str(ranks), str(workers)]
+        command = [sys.executable, "-P", __file__, "--rank", str(model), str(ranks), str(workers), way]
         self._log = log.open("wb")
         self._processes = [
             subprocess.Popen(
@@ -195,13 +223,13 @@ class Side:
                 process.kill()
 
 
-def measure(checkouts: list[Path], model: Path, layout: str, rounds: int, work: Path) -> list[list[Taken]]:
-    """Return for each checkout what its syncs took, which took turns."""
+def measure(compared: list[tuple[Path, str]], model: Path, layout: str, rounds: int, work: Path) -> list[list[Taken]]:
+    """Return for each checkout, with a way of adapters, what its syncs took, which took turns."""
     ranks, workers = LAYOUTS[layout]
     sides = []
     try:
-        for number, checkout in enumerate(checkouts):
-            sides.append(Side(checkout, model, ranks, workers, work / f"side-{number}.log"))
+        for number, (checkout, way) in enumerate(compared):
+            sides.append(Side(checkout, way, model, ranks, workers, work / f"side-{number}.log"))
             sides[-1].ask("")
         found: list[list[Taken]] = [[] for _ in sides]
         for number in range(UNCOUNTED + rounds):
@@ -211,7 +239,9 @@ def measure(checkouts: list[Path], model: Path, layout: str, rounds: int, work: 
                 seconds = float(sides[place].ask("sync"))
                 if number >= UNCOUNTED:
                     found[place].append(Taken(seconds, sides[place].processor_seconds() - before))
-        if len({side.ask("logprobs") for side in sides}) > 1:
+        here, *others = (np.array(json.loads(side.ask("logprobs"))) for side in sides)
+        allowed = 0.0 if compared[0][1] == "none" else 1e-3
+        if any(np.abs(here - other).max() > allowed for other in others):
             raise RuntimeError("the engines of the two sides do not have the same weights")
         return found
     finally:
@@ -219,9 +249,9 @@ def measure(checkouts: list[Path], model: Path, layout: str, rounds: int, work: 
             side.close()
 
 
-def row(name: str, size: float, sides: list[list[Taken]]) -> str:
-    """Return a line of the table."""
-    cells = [name, f"{size / 1e6:.0f}"]
+def row(name: str, sizes: list[float], sides: list[list[Taken]]) -> str:
+    """Return a line of the table; `sizes` are the bytes that travel."""
+    cells = [name, " and ".join(f"{size / 1e6:.0f}" for size in sizes)]
     for kind in range(len(Taken._fields)):
         every = [[taken[kind] for taken in side] for side in sides]
         cells += [f"{statistics.median(one):.2f} ({min(one):.2f} to {max(one):.2f})" for one in every]
@@ -229,6 +259,15 @@ def row(name: str, size: float, sides: list[list[Taken]]) -> str:
             ratios = [there / here for here, there in zip(*every, strict=True)]
             cells.append(f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})")
     return "| " + " | ".join(cells) + " |"
+
+
+def adapter_elements(model: Path) -> int:
+    """Return the elements of all adapters of a model."""
+    sys.path.insert(0, str(REPO))
+    from gspo_hpc.models import adapter_table, architecture
+
+    shapes = adapter_table.shapes(architecture.read(model), ADAPTER_RANK, [adapter_table.ALL])
+    return sum(rows * columns for rows, columns in shapes.values())
 
 
 def main() -> int:
@@ -240,25 +279,31 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="syncs of each side in each case (default: %(default)s)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="default: all")
-    parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--adapters", action="store_true", help="compare two ways of LoRA adapters into an engine")
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        rank(Path(args.rank[0]), int(args.rank[1]), int(args.rank[2]))
+        rank(Path(args.rank[0]), int(args.rank[1]), int(args.rank[2]), args.rank[3])
         return 0
-    checkouts = [REPO, *([args.other.resolve()] if args.other else [])]
+    compared = [(REPO, "none"), *([(args.other.resolve(), "none")] if args.other else [])]
+    if args.adapters:
+        compared, args.models = [(REPO, "adapters"), (REPO, "merged")], ["dense"]
+    here, there = ("beside", "merged") if args.adapters else ("this", "the other")
     print(f"Load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, with the range.\n")
     names = []
     for kind in ("s", "processor s"):
-        names += [f"{kind}, this", *([f"{kind}, the other", "the other / this"] if args.other else [])]
+        names += [f"{kind}, {here}", *([f"{kind}, {there}", f"{there} / {here}"] if len(compared) > 1 else [])]
     print("| | MB | " + " | ".join(names) + " |\n|---|---" + "|---" * len(names) + "|", flush=True)
     with tempfile.TemporaryDirectory(prefix="weight-sync-") as folder:
         for kind in args.models:
             model = make_model(Path(folder) / kind, kind)
-            size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+            sizes = [float(sum(file.stat().st_size for file in model.glob("*.safetensors")))]
+            if args.adapters:
+                sizes.insert(0, 4.0 * adapter_elements(model))
             for layout in args.layouts:
                 say(f"{kind} {layout}")
-                found = measure(checkouts, model, layout, args.rounds, Path(folder))
-                print(row(f"{kind}, {layout}", size, found), flush=True)
+                found = measure(compared, model, layout, args.rounds, Path(folder))
+                print(row(f"{kind}, {layout}", sizes, found), flush=True)
     return 0
 
 

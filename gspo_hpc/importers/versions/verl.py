@@ -150,7 +150,7 @@ def _adapters(draft: Draft, megatron: bool) -> None:
         older = "; so do they in verl 0.7 with Megatron" if megatron else ""
         draft.differs.append(
             f"engines of verl{' 0.9' if megatron else ''} compute with adapters beside the weights (without "
-            f"lora.merge); here they get merged weights, rounded to the model's type (docs/lora.md){older}"
+            f"lora.merge); here they do so in 16 bits, and get merged weights in float32 (adapter.engine){older}"
         )
     if "adapter.path" in draft.settings and draft.settings.get("algorithm.kl_beta", (0.0,))[0]:
         draft.differs.append(

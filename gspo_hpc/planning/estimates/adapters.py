@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from gspo_hpc.config.derived import trains_adapters
+from gspo_hpc.config.constants import LORA_RANKS
+from gspo_hpc.config.derived import adapters_beside_weights, engine_itemsize, trains_adapters
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models.adapter_table import AdaptedLinear, chosen, examples, kinds
+from gspo_hpc.models.adapter_table import AdaptedLinear, adapted_linears, chosen, examples, kinds
 from gspo_hpc.models.architecture import Architecture
 
 _FP32 = 4  # bytes
+_FUSED = (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"gate_proj", "up_proj"}))  # layers of vLLM
 
 
 class Elements(NamedTuple):
@@ -147,7 +149,7 @@ def merging(arch: Architecture, config: Config) -> int:
     Beside the weight there are the product of the two matrices and the sum, both in fp32, and the weight itself in
     fp32 where it has 16 bits.
     """
-    if not trains_adapters(config):
+    if not trains_adapters(config) or adapters_beside_weights(config, experts=arch.experts is not None):
         return 0
     parallel, wide = config.parallel, config.model.dtype == "float32"
     tp = parallel.tensor_model_parallel_size
@@ -161,6 +163,36 @@ def merging(arch: Architecture, config: Config) -> int:
             }.get(linear.cut, part.outputs)
             largest = max(largest, rows * part.inputs // size)
     return largest * _FP32 * (2 if wide else 3)
+
+
+def of_engine(arch: Architecture, config: Config) -> int:
+    """Return the bytes of an engine's places for adapters on each of its GPUs; 0 where it gets them merged, or none.
+
+    vLLM has places for all parts of a layer that it fuses, at the next of its ranks. As in the trainer, A or B is whole
+    on every GPU.
+    """
+    if not adapters_beside_weights(config, experts=arch.experts is not None):
+        return 0
+    rank = next(one for one in LORA_RANKS if one >= config.adapter.rank)
+    size, names = config.rollout.tensor_parallel_size, set(targets(config))
+    for fused in _FUSED:
+        names |= fused if names & fused else set()
+    elements = 0
+    for linear in adapted_linears(arch, tuple(names), 0):
+        for part in linear.parts:
+            if linear.cut == "columns":
+                elements += part.inputs // size + part.outputs
+            else:  # keys and values have no more parts than heads
+                heads = min(size, arch.num_key_value_heads) if part.target in ("k_proj", "v_proj") else size
+                elements += part.inputs + part.outputs // heads
+    return rank * elements * arch.num_layers * engine_itemsize(config)
+
+
+def travelling(arch: Architecture, config: Config) -> int:
+    """Return the bytes that reach an engine in a weight sync where only adapters do; 0 where all weights do."""
+    if not adapters_beside_weights(config, experts=arch.experts is not None):
+        return 0
+    return of_model(arch, config) * (4 if config.model.dtype == "float32" else 2)
 
 
 def targets(config: Config) -> frozenset[str]:

@@ -311,8 +311,9 @@ def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[
 
 
 def _engine_weights(arch: Architecture, config: Config) -> int:
-    """Return the bytes of an engine's weights on each of its GPUs."""
-    return parameters.of_engine(arch, config.rollout.tensor_parallel_size) * engine_itemsize(config)
+    """Return the bytes of an engine's weights on each of its GPUs, with its places for adapters."""
+    weights = parameters.of_engine(arch, config.rollout.tensor_parallel_size) * engine_itemsize(config)
+    return weights + adapters.of_engine(arch, config)
 
 
 def _buckets(arch: Architecture, config: Config) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import offloaded_parts, overlaps, reference_is_base
+from gspo_hpc.config.derived import adapters_beside_weights, keeps_weights, offloaded_parts, overlaps, reference_is_base
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
 from gspo_hpc.models.parts import divide_experts
@@ -188,10 +188,13 @@ def reference(model: Sizes, config: Config, device: Device) -> float:
 
 def sync(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which all weights reach every engine, and offloaded state goes to the host and back."""
-    at = grid(config)
+    at, whole = grid(config), model
+    beside = adapters_beside_weights(config, experts=model.experts > 0)
+    if beside and keeps_weights(config):  # nothing but adapters travels, and no layer is loaded again
+        model = model._replace(parameters=model.adapters, expert_parameters=0, layers=0)
     weights = _ITEM * model.parameters
     gathering = _gathering(model, at, device)
-    if model.adapters:
+    if model.adapters and not beside:
         gathering += _MERGING * model.parameters / at.model_ranks / (device.memory_bytes_per_s * rates.BANDWIDTH)
     keeping = 0.0
     if config.rollout.mode == "server":  # one bucket is broadcast while the next is gathered, and the last one copied
@@ -210,8 +213,8 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
         needed += min(gathering, taking) * model.expert_parameters / model.parameters
     if moved := offloaded_parts(config):
         replicas = max(1, config.world_size // at.model_ranks)
-        own = model.parameters / at.model_ranks
-        optimizer = 12.0 * (_adapters(model, at) or own) / (replicas if config.optimizer.distributed else 1)
+        own = whole.parameters / at.model_ranks
+        optimizer = 12.0 * (_adapters(whole, at) or own) / (replicas if config.optimizer.distributed else 1)
         each_way = _ITEM * own * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * each_way / device.host_bytes_per_s
     shared = config.cluster.platform == "cuda" and config.rollout.mode == "colocate"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.config import derived
 from gspo_hpc.models.adapter_table import ALL, TARGETS, TO_MIXTRAL, examples, kinds
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
@@ -29,6 +30,7 @@ class AdapterRule(RuleId):
     ADAPTER_OWN_PROVIDER = auto()
     ADAPTER_LAYERS_OF_TORCH = auto()
     ADAPTER_RANK = auto()
+    ADAPTER_ENGINE = auto()
 
 
 def _adapted(plan: PlanBuilder) -> bool:
@@ -90,6 +92,12 @@ def _rank(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
+def has_experts(plan: PlanBuilder) -> bool:
+    """Return whether the model is a mixture of experts, as far as it is known."""
+    arch = plan.architecture
+    return bool(plan.model_file.experts) or (arch is not None and arch.experts is not None)
+
+
 @rule(AdapterRule.ADAPTER_KNOWN_LAYERS, "adapters need a model of a family whose layers all have known places")
 def _layers_known(plan: PlanBuilder) -> Iterator[str]:
     arch = plan.architecture
@@ -121,3 +129,11 @@ def _layers(plan: PlanBuilder) -> Iterator[str]:
         )
     if model.fp8:
         yield f"model.fp8: {model.fp8} cannot be combined with adapter.type lora, which needs the layers of torch"
+
+
+@rule(AdapterRule.ADAPTER_ENGINE, "`adapter.engine: adapters` is given only where vLLM can have adapters of its own")
+def _engine(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    if _adapted(plan) and config.adapter.engine == "adapters":
+        if (why := derived.adapters_obstacle(config, experts=has_experts(plan))) is not None:
+            yield f"adapter.engine: adapters cannot be: {why}; give adapter.engine=merged"

@@ -72,6 +72,16 @@ NAMES: Names = {
     "vllm/model_executor/layers/logits_processor.py: LogitsProcessor._apply_head": (
         *("self", "lm_head", "hidden_states", "embedding_bias"),
     ),
+    "vllm/lora/punica_wrapper/punica_cpu.py: PunicaWrapperCPU.add_lora_linear": (
+        *("self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices"),
+    ),
+    "vllm/lora/punica_wrapper/punica_base.py: PunicaWrapperBase.no_lora": (),
+    "vllm/lora/lora_model.py: LoRAModel.from_lora_tensors": ("cls", "lora_model_id", "tensors", "peft_helper"),
+    "vllm/lora/peft_helper.py: PEFTHelper.r": (),
+    "vllm/lora/model_manager.py: LoRAModelManager.modules": (),
+    "vllm/lora/model_manager.py: LRUCacheLoRAModelManager.add_adapter": ("self", "lora"),
+    "vllm/lora/model_manager.py: LRUCacheLoRAModelManager.activate_adapter": ("self", "lora_id"),
+    "vllm/lora/model_manager.py: LoRAModelManager.remove_adapter": ("self", "adapter_id"),
     "vllm/v1/worker/gpu_worker.py: Worker.start_weight_update": ("self",),
     "vllm/v1/worker/gpu_worker.py: Worker.finish_weight_update": ("self",),
 }

@@ -31,10 +31,10 @@ from gspo_hpc.checkpoint.assembly import Assembly
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import pass_sizes
+from gspo_hpc.config.derived import adapters_beside_weights, pass_sizes
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
-from gspo_hpc.engine.engine import EngineDied
+from gspo_hpc.engine.engine import EngineDied, EngineSettings
 from gspo_hpc.engine.weight_buffers import HostBuffer
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.exchange.prompts import SharedPrompts
@@ -45,6 +45,7 @@ from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import engines, moments, parameters
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.policy import schedule
+from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks
@@ -61,6 +62,7 @@ OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases tha
 KEYS = ("param", "exp_avg", "exp_avg_sq")  # of a parameter that the optimizer has a master of
 STATE = ("weights", "gradients", "optimizer")
 _NUMBERS = itertools.count()
+MATRICES = {"model.layers.0.self_attn.q_proj.lora_A": (2, 8), "model.layers.0.self_attn.q_proj.lora_B": (8, 2)}
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -130,7 +132,11 @@ class Job:
 
     @functools.cached_property
     def merging(self) -> int:
-        """The bytes in which adapters are merged into a weight."""
+        """The bytes in which adapters are merged into a weight; 0 where engines get them beside their weights."""
+        return 0 if adapters_beside_weights(self.config, experts=self.arch.experts is not None) else self._merging
+
+    @functools.cached_property
+    def _merging(self) -> int:
         return merging(self.arch, self.config)
 
     @functools.cached_property
@@ -245,6 +251,9 @@ class LedgerPolicy(Policy):
         self.job, self.config, self.ranks = job, job.config, ranks
         self.chunks, self.wrapped = [], []
         self.state_copy = HostCopy(())
+        self.base = "that of the small model"
+        matrices = {name: torch.zeros(shape, dtype=DTYPES[job.config.model.dtype]) for name, shape in MATRICES.items()}
+        self.adapter_matrices = lambda: iter(matrices.items())  # type: ignore[method-assign]
         provider: Any = SimpleNamespace(stream=lambda chunks, memory: self._stream(memory))
         self.provider, self.arch = provider, job.arch
         state = parameters.state(self.arch, job.config, job.estimate.stage)
@@ -271,6 +280,13 @@ class LedgerPolicy(Policy):
             buckets.reserve(self.job.travelling.alone)
         yield from super().parts(memory)
         buckets.close()
+
+    def adapter_parts(self, memory: Memory | None = None) -> Iterator[Sequence[Part]]:
+        """Stream the adapters of the small model."""
+        return super().adapter_parts(memory or Scratch(torch.device("cpu")))
+
+    def _adapter_shapes(self) -> dict[str, tuple[int, int]]:
+        return MATRICES
 
     def _stream(self, memory: Memory | None) -> Iterator[Sequence[Part]]:
         """Stream a small model through memory that is reserved for the planned one, as weight_stream does."""
@@ -323,6 +339,12 @@ class Optimizer:
         """Drop the copies."""
         if self._copies:
             self._job.node.drop(self._job.world.rank, "copies of gradients")
+
+
+def of_small_model(settings: EngineSettings, model: Path) -> EngineSettings:
+    """Return the settings of an engine that is sent a small model, and two matrices of adapters if it gets any."""
+    adapters = settings.adapters and replace(settings.adapters, shapes=MATRICES)
+    return replace(settings, model_path=str(model), adapters=adapters)
 
 
 class Buckets(HostBuffer):
@@ -498,6 +520,11 @@ class LLM:
             self.job.node.map(gpu, "a layer that is loaded", self.job.travelling.layer)
         for gpu in self.gpus:
             self.job.node.unmap(gpu, "a layer that is loaded")
+
+    def collective_rpc(self, method: str, seconds: float | None, arguments: tuple[dict[str, Any]]) -> list[list[int]]:
+        """Take a bucket of adapters, whose places must be mapped: they are with the weights."""
+        assert method == "load_adapters" and all("weights" in self.job.node.mapped(gpu) for gpu in self.gpus)
+        return [[arguments[0]["version"]] for _ in self.gpus]
 
     def finish_weight_update(self) -> None:
         """Load what was kept."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +174,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(engines.Engine, "cached_tokens", lambda self, tokens: 0)
     monkeypatch.setattr(engines.Engine, "top_logprobs", lambda self, sequences, count: [np.zeros((2, count))])
     settings_of = bringup.engine_settings
-    monkeypatch.setattr(bringup, "engine_settings", lambda *a: replace(settings_of(*a), model_path=str(model)))
+    monkeypatch.setattr(bringup, "engine_settings", lambda *a: parts.of_small_model(settings_of(*a), model))
     monkeypatch.setattr(engines, "environment", lambda settings: {})
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
     if engines.Engine.prompt_logprobs is PROMPT_LOGPROBS:  # unless a test has its own answers

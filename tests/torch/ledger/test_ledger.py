@@ -122,6 +122,8 @@ def test_engines_that_die_in_a_sync_leave_room_for_the_next(
     more = [f"rollout.sleep_level={level}", "faults.max_engine_restarts=9"]
     job = job_of(loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, *more]), model, 3, {7: "stop"})
     job.deaths = DEATHS
+    if level == 1 and job.config.adapter.type is not None:  # weights stay: after the first sync only adapters travel
+        job.deaths = DEATHS | {7: "collective_rpc", 10: "reset_prefix_cache"}
     run(job, Cursor(), monkeypatch, model)
     assert job.syncs > max(DEATHS), "not every death came"
     planned = next(one for one in job.estimate.phases if one.name == "sync")

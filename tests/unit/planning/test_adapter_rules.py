@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config import derived
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import adapter_table, catalog
 from gspo_hpc.models.architecture import find
@@ -38,6 +39,9 @@ def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"rank": 513}, {"model": {"path": "Qwen3-30B-A3B"}}, "adapter_rank", "(513) must be at most 512"),
         ({}, {"model": {"path": "Qwen3.5-4B"}}, "adapter_known_layers", "no adapters for this family of models"),
         ({}, {"model": {"path": "Qwen3-8B", "layers": "transformer_engine"}}, "adapter_layers_of_torch", "fuse a norm"),
+        ({"engine": "adapters"}, {"rollout": {"dtype": "float32"}}, "adapter_engine", "in 16 bits, and engines have"),
+        ({"engine": "adapters", "rank": 513}, {}, "adapter_engine", "ranks up to 512, and adapter.rank is 513"),
+        ({"engine": "adapters"}, {"rollout": {"engine": {"enable_lora": False}}}, "adapter_engine", "is false"),
     ],
 )
 def test_what_is_refused(adapter: dict[str, Any], sections: dict[str, Any], rule: str, words: str) -> None:
@@ -92,3 +96,39 @@ def test_targets_are_those_of_the_model_in_its_order() -> None:
         ("o_proj", 4096, 4096),
     ]
     assert shapes[4:] == [("gate_proj", 4096, 12288), ("up_proj", 4096, 12288), ("down_proj", 12288, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "sections", "experts", "beside"),
+    [
+        ({"type": "lora"}, {}, False, True),
+        ({"type": "lora"}, {"model": {"dtype": "float16"}}, False, True),
+        ({"type": "lora"}, {"model": {"dtype": "float32"}}, False, False),
+        ({"type": "lora"}, {"rollout": {"dtype": "float32"}}, False, False),
+        ({"type": "lora"}, {}, True, False),
+        ({"type": "lora", "rank": 1024}, {}, False, False),
+        ({"type": "lora", "engine": "merged"}, {}, False, False),
+        ({"type": "lora"}, {"rollout": {"engine": {"enable_lora": False}}}, False, False),
+        ({"type": "lora"}, {"rollout": {"mode": "server"}}, False, False),
+        ({"type": "lora", "targets": ["q_proj", "embed_tokens"]}, {}, False, False),
+        ({}, {}, False, False),
+    ],
+)
+def test_the_way_into_engines_follows_from_precision(
+    adapter: dict[str, Any], sections: dict[str, Any], experts: bool, beside: bool
+) -> None:
+    """In 16 bits as vLLM's own, where it can have them; else merged."""
+    config = from_dict({"cluster": {"platform": "cuda"}, **sections, "adapter": adapter})
+    assert derived.adapters_beside_weights(config, experts=experts) is beside
+
+
+def test_float32_on_a_cpu_may_have_adapters_beside_weights() -> None:
+    config = from_dict(
+        {
+            "cluster": {"platform": "cpu"},
+            "model": {"dtype": "float32"},
+            "adapter": {"type": "lora", "engine": "adapters"},
+        }
+    )
+    assert derived.adapters_obstacle(config, experts=False) is None
+    assert derived.adapters_beside_weights(config, experts=False)

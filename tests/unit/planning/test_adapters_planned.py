@@ -126,8 +126,9 @@ def test_what_adapters_take_less_of() -> None:
     assert "reference_and_policy" in full.host and "reference_and_policy" not in own.host
     assert own.host["checkpoint_copy"] < full.host["checkpoint_copy"] / 20
     assert own.phase("update").total < full.phase("update").total / 2
-    assert own.phase("sync").parts["merged_weight"] == 2 * 18944 * 3584 * 12
-    assert "merged_weight" not in own.phase("probe").parts | full.phase("sync").parts
+    merged = estimated(made(**kl, adapter={"engine": "merged"}))
+    assert merged.phase("sync").parts["merged_weight"] == 2 * 18944 * 3584 * 12
+    assert "merged_weight" not in merged.phase("probe").parts | full.phase("sync").parts | own.phase("sync").parts
 
 
 @pytest.mark.parametrize("reference", [{"reference_interval": 4}, None])
@@ -151,11 +152,26 @@ def test_what_takes_less_time() -> None:
     before, after = (passes.sync(size, config, DEVICE) for size, config in zip(sizes, (full, own), strict=True))
     assert after < before, "state that goes to the host and back is less"
     stays = {"memory": {"offload_trainer": False}}
-    whole, merged = (
-        passes.sync(size, config, DEVICE)
-        for size, config in zip(sizes, (made(**FULL, **stays), made(**stays)), strict=True)
+    by_merging = made(**stays, adapter={"engine": "merged"})
+    whole, merged, beside = (
+        passes.sync(time.sizes(arch_of(config), config), config, DEVICE)
+        for config in (made(**FULL, **stays), by_merging, made(**stays))
     )
     assert merged >= whole, "all weights travel, and are merged before"
+    assert beside < whole / 4, "only adapters travel"
+
+
+@pytest.mark.parametrize("tp", [1, 4, 8])
+def test_places_for_adapters_in_an_engine(tp: int) -> None:
+    """vLLM's own sizes, at the next of its ranks: layers that it fuses have places for all of their parts."""
+    config = made(rollout={"tensor_parallel_size": tp}, adapter={"rank": 9, "targets": ["q_proj", "down_proj"]})
+    heads, kv, hidden, ffn = 28 * 128 // tp, max(1, 4 // tp) * 128, 3584, 18944
+    fused = 3 * 16 * hidden + 16 * (heads + 2 * kv)
+    assert adapters.of_engine(arch_of(config), config) == 2 * 28 * (fused + 16 * (ffn // tp + hidden))
+    bare = made(rollout={"tensor_parallel_size": tp}, adapter={"engine": "merged"})
+    more = [estimated(one).phase("generation").parts["engine_weights"] for one in (config, bare)]
+    assert more[0] - more[1] == adapters.of_engine(arch_of(config), config)
+    assert adapters.of_engine(arch_of(bare), bare) == 0
 
 
 def test_adapters_of_a_large_model_fit_where_all_of_it_does_not() -> None:
@@ -210,9 +226,24 @@ def busiest(found: Estimate) -> int:
     return max(phase.reserved for phase in found.phases if phase.name in ("update", "head_backward"))
 
 
-@pytest.mark.parametrize(("dtype", "rounds"), [("bfloat16", True), ("float32", False)])
-def test_a_plan_says_how_adapters_come_to_engines(dtype: str, rounds: bool) -> None:
-    (note,) = (text for text in make_plan(made(model={"dtype": dtype})).notes if "merged into the weights" in text)
+@pytest.mark.parametrize(
+    ("adapter", "sections", "words"),
+    [
+        ({}, {"model": {"dtype": "float32"}}, "engines get it merged into the weights."),
+        ({"engine": "merged"}, {}, "merged into the weights, which rounds what they add to bfloat16 (docs/lora.md)."),
+        (
+            {},
+            {},
+            "154 MiB travel at a weight sync, beside 14.2 GiB of weights that engines drop while they sleep; with",
+        ),
+        ({}, {"rollout": {"sleep_level": 1}}, "154 MiB travel at a weight sync instead of 14.2 GiB."),
+        ({}, {"memory": {"offload_trainer": False}}, "as vLLM's own: 154 MiB travel at a weight sync instead of"),
+    ],
+)
+def test_a_plan_says_how_adapters_come_to_engines(
+    adapter: dict[str, Any], sections: dict[str, Any], words: str
+) -> None:
+    (note,) = (text for text in make_plan(made(adapter=adapter, **sections)).notes if "is trained; engines" in text)
     assert note.startswith("LoRA of rank 32 on all linear layers (1.06% of the parameters) is trained")
-    assert ("rounds what they add to bfloat16" in note) == rounds
-    assert not any("merged" in text for text in make_plan(made(**FULL)).notes)
+    assert words in note
+    assert not any("engines get it" in text for text in make_plan(made(**FULL)).notes)

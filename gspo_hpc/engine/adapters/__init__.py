@@ -1,0 +1,1 @@
+"""Adapters beside an engine's weights, in vLLM's own processes."""
