@@ -12,7 +12,7 @@ import torch
 from gspo_hpc.config.section import replace
 from gspo_hpc.engine.engine import Engine
 from gspo_hpc.ops.weight_parts import Part
-from gspo_hpc.policy.adapters import lora
+from gspo_hpc.policy.adapters import matrices
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training import bringup, probe
 from gspo_hpc.training.sync import WeightSync
@@ -82,8 +82,8 @@ def _sent(stream: Iterator[Sequence[Part]]) -> dict[str, torch.Tensor]:
 
 def learn(made: Policy, seed: int) -> None:
     """Give the adapters other values, which add little to most weights."""
-    drawn = lora.first_values(seed)
-    lora.fill(
+    drawn = matrices.first_values(seed)
+    matrices.fill(
         made.chunks,
         lambda name, shape: drawn(name.replace("lora_B", "lora_A"), shape) * (0.1 if name.endswith("lora_B") else 1.0),
     )
