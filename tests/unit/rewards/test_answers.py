@@ -71,4 +71,4 @@ def test_answers_that_are_written_in_several_ways() -> None:
 
 
 def test_functions_that_say_which_answer_is_given() -> None:
-    assert set(ANSWERS) == {"number_match", "exact_match", "multiple_choice", "math_verify"}
+    assert set(ANSWERS) == {"number_match", "exact_match", "multiple_choice", "math_verify", "reasoning_gym"}
