@@ -360,7 +360,7 @@ def adapters_loaded(model: str, world: int, folder: str, **sections: Any) -> Arr
 
 
 def adapters_exported(model: str, world: int, folder: str, out: str, **sections: Any) -> Arrays:
-    """What ranks have saved of adapters as a folder of peft, merged, and as a checkpoint of that folder."""
+    """Convert what ranks have saved of adapters into a folder of peft and a merged one, and that folder back."""
     settings = config(model, world, **sections)
     start(settings)
     arch, shards, alone, again = (

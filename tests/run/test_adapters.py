@@ -146,7 +146,7 @@ open(out, "w").write(json.dumps(found))
 
 @pytest.mark.timeout(600)
 def test_vllm_loads_exported_adapters(base: Path, alone: Path, merged: Path, tmp_path: Path) -> None:
-    """By itself, as anybody would: its log-probs are those of the merged export, and it computes with the adapters."""
+    """Load them as anybody would: the log-probs are those of the merged export, and differ from the base's."""
     out = tmp_path / "logprobs.json"
     variables = harness.environment() | {
         **{"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_PLUGINS": ""},

@@ -201,7 +201,7 @@ REAL = os.environ.get("GSPO_HPC_VERIFIERS")
 
 @pytest.mark.skipif(REAL is None, reason="GSPO_HPC_VERIFIERS names no Python with verifiers")
 def test_a_real_environment(tmp_path: Path) -> None:
-    """Of one turn, with its own data and its own rubric, which counts claims."""
+    """An environment of one turn, with its own data and its own rubric, which counts claims."""
     assert REAL is not None
     file = tmp_path / "rows.jsonl"
     assert verifiers.main(["sophistry-bench-sprint", str(file), "--python", REAL, "--rows", "3"]) == 0
