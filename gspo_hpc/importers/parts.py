@@ -303,8 +303,11 @@ def environment(draft: Draft) -> None:
         draft.put("slurm.environment", {scales: value}, comment="as in the script; export it for gspo-hpc train")
 
 
-def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False) -> None:
-    """Put the warm-up that is a share of all steps, rounded down or `up`, if those are known."""
+def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False, least: int = 0) -> None:
+    """Put the warm-up that is a share of all steps, rounded down or `up`, if those are known.
+
+    `least`: 1 where the original does not round. Any part of a step makes the rate of its first update 0, as one does.
+    """
     if not ratio:
         draft.credit("optimizer.lr_warmup_steps", name)
         return
@@ -313,7 +316,7 @@ def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: 
     else:
         draft.put(
             "optimizer.lr_warmup_steps",
-            math.ceil(ratio * steps) if up else int(ratio * steps),
+            math.ceil(ratio * steps) if up else max(least, int(ratio * steps)),
             comment=f"{name} {ratio:g} of {steps} steps",
             of=(name,),
         )

@@ -333,7 +333,7 @@ def _length(draft: Draft, update: int, world: int, rows: int | None, kind: str) 
     if (warm := draft.number("lr_warmup_fraction")) is not None:
         draft.drop("lr_warmup_iters", "lr_warmup_fraction takes precedence over it")
         draft.settings.pop("optimizer.lr_warmup_steps", None)
-    parts.warmup(draft, warm, "lr_warmup_fraction", draft.whole("lr_decay_iters") or steps)
+    parts.warmup(draft, warm, "lr_warmup_fraction", draft.whole("lr_decay_iters") or steps, least=1)
     draft.drop("lr_decay_iters", "the rate falls until run.max_steps here")
     if (kind := draft.sure("optimizer", "adam")) != "adam":
         draft.refuse(f"--optimizer {kind}: there is only adam here")

@@ -141,6 +141,9 @@ def kept_out(draft: Draft) -> None:
     """Put the completions and tokens that ms-swift and TRL leave out of the loss."""
     for name in ("mask_truncated_completions", "overlong_filter"):
         if draft.given(name) and draft.switch(name):
+            if name == "overlong_filter" and draft.given("use_liger_kernel") and draft.switch("use_liger_kernel"):
+                draft.drop(name, "with use_liger_kernel ms-swift does not apply it: what is cut off is trained on")
+                continue
             draft.put("rollout.truncated", "mask", name)
             loss = draft.text("loss_type")
             if (

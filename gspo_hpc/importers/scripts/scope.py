@@ -81,6 +81,8 @@ class Scope:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # $1, $2, ...: of a function; a script is read as if started without any
     script: str = ""  # $0, if it is known
+    here: str | None = None  # the file in which the present line stands, if it is another one; "" if it is not known
+    homes: dict[str, str | None] = field(default_factory=dict)  # that of the line which defined a function
     batch: dict[str, str] = field(default_factory=dict)  # variables that Slurm sets: a file that is sourced does not
     sourced: str = ""  # why a variable that is not set here may still be set: a file is sourced
     empty: bool = False  # a variable that is not set counts as empty, as in conditions
@@ -106,7 +108,7 @@ class Scope:
                 return Unknown(SHIFTED)
             return self.arguments[number - 1] if number <= len(self.arguments) else None
         if name == "BASH_SOURCE" and name not in self.values:
-            return self.script or None
+            return (self.script if self.here is None else self.here) or None
         if isinstance(self.values.get(name), Reference):
             target = self.target(name)
             return self.get(target) if target else Unknown(_REFERENCE)
@@ -206,6 +208,7 @@ class Scope:
     def define(self, name: str, body: Node | None) -> None:
         """Define a function."""
         self.shadowed.add(name)
+        self.homes[name] = self.here
         if body is None or self.mark("readonly function", name) is not False:
             self.values[f"function {name}"] = Unknown("may not be changed (readonly)")
             return

@@ -177,3 +177,20 @@ def test_a_long_prompt_is_cut_for_the_engine_alone() -> None:
 @pytest.mark.parametrize(("words", "notes"), [("", True), ("--scale_rewards none", False)])
 def test_the_epsilon_beside_the_deviation_is_told(words: str, notes: bool) -> None:
     assert told(convert(f"{RUN} --model m {words}", gpus=1), "rewards + 1e-4 there, and by") is notes
+
+
+def test_with_liger_nothing_that_is_cut_off_is_left_out() -> None:
+    """Its loss takes all completions: ms-swift reads overlong_filter where it computes its own loss alone."""
+    words = "--use_vllm true --overlong_filter true"
+    plain, liger = (convert(f"{RUN} {words} --use_liger_kernel {on}") for on in ("false", "true"))
+    assert (plain.config.rollout.truncated, liger.config.rollout.truncated) == ("mask", "train")
+    assert any("does not apply it" in str(line) for line in liger.dropped)
+
+
+@pytest.mark.parametrize(("share", "steps", "warmup"), [(0.05, 10, 1), (0.05, 200, 10), (0.0, 10, 0)])
+def test_a_warm_up_of_a_part_of_a_step_is_one(share: float, steps: int, warmup: int) -> None:
+    """Megatron's schedule counts in samples and does not round: the first of ten updates has rate 0."""
+    found = convert(
+        f"{RUN.replace('swift', 'megatron', 1)} --micro_batch_size 1 --global_batch_size 8 --lr_warmup_fraction {share} --train_iters {steps}"
+    )
+    assert found.config.optimizer.lr_warmup_steps == warmup

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import parse
-from gspo_hpc.importers.scripts.places import text_at
+from gspo_hpc.importers.scripts.places import find_file, text_at
 from gspo_hpc.importers.scripts.scope import Unknown, Value
 from gspo_hpc.importers.scripts.subshells import apart
 
@@ -33,6 +33,7 @@ def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | No
     body = reader.functions[name]
     scope, certain = reader.scope, reader.certain
     arguments, scope.arguments = scope.arguments, tuple(settled(rest))
+    here, scope.here = scope.here, scope.homes.get(name)
     returned, reader.returned = reader.returned, []
     loops, reader.loops = reader.loops, 0
     branches, reader.branches = reader.branches, 0
@@ -53,6 +54,7 @@ def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | No
         else:
             scope.values[local] = value
     scope.arguments, reader.returned, reader.loops, reader.branches = arguments, returned, loops, branches
+    scope.here = here
     return status
 
 
@@ -81,6 +83,7 @@ def source(reader: Reader, rest: list[str]) -> None:
     scope = reader.scope
     arguments, returned, reader.returned = scope.arguments, reader.returned, []
     scope.arguments = tuple(given) or arguments
+    here, scope.here = scope.here, _path(reader, name)
     reader.frames.append(None)
     try:
         reader.walk(parse(text).root_node.named_children)
@@ -89,7 +92,13 @@ def source(reader: Reader, rest: list[str]) -> None:
         reader.scope.lose_all(why)
     _leave(reader, None, f"depends on where {name} returns, which is not known before the script runs")
     reader.frames.pop()
-    scope.arguments, reader.returned = arguments, returned
+    scope.arguments, reader.returned, scope.here = arguments, returned, here
+
+
+def _path(reader: Reader, name: str) -> str:
+    """Return the path of a file that is followed, as BASH_SOURCE has it; "" where it is not at hand."""
+    found = find_file(name, reader.file)
+    return "" if found is None else str(found)
 
 
 def _text(reader: Reader, name: str) -> str | None:
@@ -133,6 +142,9 @@ def shell(reader: Reader, rest: list[str]) -> None:
         return
     scope = reader.scope
     arguments, scope.arguments = scope.arguments, tuple(given)
+    script, here = scope.script, scope.here
+    if name:  # a script of its own is $0, also for what it sources
+        scope.script, scope.here = _path(reader, name), None
     frames, reader.frames = reader.frames, [None] * (len(reader.frames) + 1)
     loops, reader.loops = reader.loops, 0
     shell = dict[str, Value]()
@@ -150,5 +162,6 @@ def shell(reader: Reader, rest: list[str]) -> None:
     apart(reader, tree.root_node.named_children, shell)
     reader.functions, reader.loops = functions, loops
     reader.frames, scope.arguments = frames, arguments
+    scope.script, scope.here = script, here
     reader.ended = ""
     reader.read += [name] if name else []

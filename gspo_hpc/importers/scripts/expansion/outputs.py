@@ -32,10 +32,10 @@ def output_of(words: Sequence[str], scope: Scope, evaluate: Callable[[str, Scope
         plain = not (words and re.fullmatch(r"-[neE]+", words[0])) and not _are_patterns(words)
         return " ".join(words) if plain else None
     words = words[1:] if words[:1] == ["--"] else words
-    if name in ("realpath", "readlink") and [word for word in words if word not in ("-f", "-e", "-m")] == [
-        scope.script
-    ]:
-        return scope.script
+    if name in ("realpath", "readlink"):
+        paths = [word for word in words if word not in ("-f", "-e", "-m")]
+        if len(paths) == 1 and paths[0] in {scope.script, scope.here} - {"", None}:
+            return paths[0]
     if name == "expr":
         plain = all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", word) for word in words)
         value = evaluate(" ".join(words), Scope()) if plain and words else None
