@@ -197,3 +197,22 @@ def test_a_limit_of_checkpoints_that_is_not_known_may_be_none() -> None:
     found = convert(f"{TRL} --save_steps 10 --save_total_limit $LIMIT", gpus=1)
     assert told(found.differs, "all are kept in the original unless save_total_limit is a number")
     assert not told(of("--save_steps 10 --save_total_limit 3").differs, "all are kept in the original")
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "scored"),
+    [
+        ("", "--use_vllm", "of one up to 0.23, of two in 0.24;"),
+        ("trl==0.18.0", "--use_vllm", "of one up to 0.23;"),
+        ("trl==0.24.0", "--use_vllm", "log-probs are of two in 0.24;"),
+        ("trl==0.25.0", "--use_vllm", ""),
+        ("trl==0.18.0", "", ""),
+        ("trl==0.18.0", "--use_vllm --model_name_or_path Qwen/Qwen3-8B", ""),
+        ("trl==0.18.0", "--use_vllm --model_name_or_path deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "of one up to"),
+    ],
+)
+def test_two_begin_tokens_for_vllm_are_told_up_to_trl_0_24(pin: str, words: str, scored: str) -> None:
+    lines = told(convert(f"# {pin}\n{TRL} {words}\n", gpus=2).differs, "hands vLLM rendered chat templates as text")
+    assert len(lines) == bool(scored)
+    assert all(scored in line for line in lines)
+    assert all(("plain text" in line) is (pin != "trl==0.24.0") for line in lines)
