@@ -475,3 +475,39 @@ def test_a_field_that_the_script_may_change_is_not_known(tmp_path: Path, more: d
     found = own_fields(tmp_path, "--use_lora True --model_name a/b", **more)
     assert found.config.model.path != "a/b"
     assert any(one.startswith("model_name_or_path=") for one in found.open)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "accelerate launch --num_processes 2 -m {}",
+        "accelerate launch --num_processes 2 --module {}",
+        "torchrun --nproc_per_node 2 -m {}",
+        "python -m torch.distributed.run --nproc_per_node 2 -m {}",
+    ],
+)
+@pytest.mark.parametrize("file", ["own/train/run.py", "own/train/run/__main__.py", ""])
+def test_a_module_behind_m_is_its_file(tmp_path: Path, start: str, file: str) -> None:
+    """No run was recognised, also with --from trl; where the file is not at hand, the arguments decide."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "scripts").mkdir()
+    if file:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(OWN.format(first="args.epsilon = 0.3", before="", body=""))
+    given = "--num_generations 2 --per_device_train_batch_size 2 --max_steps 9 --scale_rewards none"
+    text = f"{start.format('own.train.run')} {given}\n"
+    for source in (None, "trl"):
+        found = convert(text, source, folder=tmp_path / "scripts", name="run.sh")
+        assert found.config.batch.global_batch_size == 2 * 2
+        assert found.config.algorithm.clip_low == (0.3 if file else 0.2)
+        assert bool(told(found.assumed, "own/train/run.py is not at hand")) is (not file)
+
+
+@pytest.mark.parametrize(
+    "words", ["python -m pip install --no_deps x", "python -m own.prepare --out a", "srun -m block x"]
+)
+def test_a_module_that_is_no_run_is_none(tmp_path: Path, words: str) -> None:
+    text = f"{words}\naccelerate launch --num_processes 2 grpo.py --num_generations 2 --max_steps 9\n"
+    text += "  --per_device_train_batch_size 2\n"
+    for source in (None, "trl"):
+        assert convert(text.replace("9\n ", "9 "), source, folder=tmp_path, name="run.sh").config.run.max_steps == 9
