@@ -16,7 +16,7 @@ from gspo_hpc.importers.scripts.places import find_file, plain_path, written_tex
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.constants import is_code
-from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+from gspo_hpc.importers.texts.sources import ACCELERATE, READ, Found
 from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 from gspo_hpc.importers.texts.uses.models import QUANTIZED
@@ -309,7 +309,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
     left = {**found.left, **{f"{name}={value}": run.unused[name] for name, value in idle.items()}, **run.left}
     left |= {f"{name}={value}": run.own.reason(name, word, handed) for name, value in theirs.items()}
-    around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
+    around = {**found.variables, READ: "", **({UNSLOTH: "1"} if UNSLOTH in left else {})}
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
