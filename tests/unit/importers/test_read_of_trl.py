@@ -216,3 +216,35 @@ def test_two_begin_tokens_for_vllm_are_told_up_to_trl_0_24(pin: str, words: str,
     assert len(lines) == bool(scored)
     assert all(scored in line for line in lines)
     assert all(("plain text" in line) is (pin != "trl==0.24.0") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--save_safetensors True", "checkpoints have a format of their own here"),
+        ("--save_safetensors False", "checkpoints have a format of their own here"),
+        ("--gradient_checkpointing_use_reentrant True", "it is not needed here"),
+        ("--push_to_hub_token x", "nothing is sent to a hub"),
+        ("--include_tokens_per_second True", "it has no counterpart here"),
+        ("--fsdp_min_num_params 100", "optimizer.distributed cuts the optimizer"),
+        ("--per_gpu_train_batch_size 8", "per_device_train_batch_size is the same"),
+        ("--adafactor False", "off"),
+    ],
+)
+def test_arguments_that_end_with_transformers_4_are_known(words: str, why: str) -> None:
+    found = of(words)
+    name = words.split()[0][2:]
+    assert not found.strange
+    assert why in {item.name: item.why for item in found.left}[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--adafactor", "adafactor: there is only AdamW here"),
+        ("--per_gpu_train_batch_size 4", "transformers 4 takes it for per_device_train_batch_size"),
+    ],
+)
+def test_arguments_of_transformers_4_that_train_otherwise_are_refused(words: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        of(words)
