@@ -21,6 +21,11 @@ def tell(draft: Draft) -> None:
     low, high, patch = span(draft)
     if not draft.switch("use_vllm") and (low, patch) < (26, 2):
         _sampling(draft)
+    if low <= 14 and (prompts := _prompts(draft, high)) > 1:
+        draft.differs.append(
+            f"TRL 0.14 computes log-probs without an attention mask: with {prompts} prompts on a device, the "
+            "shorter ones see the pad tokens before them, in the policy and in the reference; here no token sees padding"
+        )
     if draft.switch("use_vllm") and low <= 24 and not _without_begin(draft):
         _begin(draft, low, high)
     temperature = draft.settings.get("rollout.temperature", (1.0,))[0]
@@ -46,6 +51,15 @@ def tell(draft: Draft) -> None:
             f"the reference of the divergence is {', '.join(sides)} there where a model begins with those of a folder; "
             "with adapter.path it is the model with these here"
         )
+
+
+def _prompts(draft: Draft, high: int) -> int:
+    """Return how many prompts a device has at once in TRL 0.14, where per_device_train_batch_size counts prompts."""
+    name = "per_device_train_batch_size"
+    size = (draft.whole(name, 1) or 1) if draft.given(name) else 1
+    if high > 14:  # what is given is read as completions, as since 0.15
+        return size
+    return size // (draft.whole("num_generations", 8) or 8)  # prompts have become completions
 
 
 def _without_begin(draft: Draft) -> bool:

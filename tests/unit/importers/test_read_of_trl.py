@@ -248,3 +248,21 @@ def test_arguments_that_end_with_transformers_4_are_known(words: str, why: str) 
 def test_arguments_of_transformers_4_that_train_otherwise_are_refused(words: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         of(words)
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "prompts"),
+    [
+        ("trl==0.14.0", "--per_device_train_batch_size 4", 4),
+        ("trl==0.14.0", "--per_device_train_batch_size 1", 0),
+        ("trl==0.14.0", "", 0),
+        ("trl>=0.14", "--per_device_train_batch_size 2", 2),
+        ("trl>=0.14", "", 0),
+        ("trl>=0.15", "--per_device_train_batch_size 2", 0),
+    ],
+)
+def test_log_probs_without_an_attention_mask_are_told_of_trl_0_14(pin: str, words: str, prompts: int) -> None:
+    run = "trl grpo --num_generations 2 --max_steps 9 --model_name_or_path a/b"
+    lines = told(convert(f"# {pin}\n{run} {words}\n", gpus=2).differs, "without an attention mask")
+    assert len(lines) == bool(prompts)
+    assert all(f"with {prompts} prompts on a device" in line for line in lines)
