@@ -24,7 +24,7 @@ def tell(draft: Draft) -> None:
     if low <= 14 and (prompts := _prompts(draft, high)) > 1:
         draft.differs.append(
             f"TRL 0.14 computes log-probs without an attention mask: with {prompts} prompts on a device, the "
-            "shorter ones see the pad tokens before them, in the policy and in the reference; here no token sees padding"
+            "shorter ones see the pad tokens before them, in policy and reference; here no token sees padding"
         )
     if draft.switch("use_vllm") and low <= 24 and not _without_begin(draft):
         _begin(draft, low, high)
