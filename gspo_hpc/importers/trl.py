@@ -49,6 +49,7 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
             draft.refuse(
                 f"{name} is of open-r1's compute_pass_rate, which samples and filters rows, and trains nothing"
             )
+    _refuse_older(draft)
     nodes, each = _processes(draft, gpus)
     unsloth.rewrite(draft, nodes * each)
     hosted = server(commands, "trl", "vllm-serve", r"trl[./]scripts[./]vllm_serve")
@@ -101,6 +102,21 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
 
 # The number of machines, as accelerate, torchrun and deepspeed call it.
 _MACHINES = ("num_machines", "nnodes", "num_nodes")
+
+
+def _refuse_older(draft: Draft) -> None:
+    """Refuse what arguments that end with transformers 4 train, where that is no run of those that remain."""
+    if draft.switch("adafactor"):
+        draft.refuse("adafactor: there is only AdamW here")
+    older, present = "per_gpu_train_batch_size", "per_device_train_batch_size"
+    if (size := draft.whole(older)) is None:
+        return
+    if size == (draft.whole(present, 8) or 8):
+        draft.drop(older, f"{present} is the same")
+    else:
+        draft.wrong(
+            older, f"transformers 4 takes it for {present}, and TRL sizes rollouts by the latter: give that alone"
+        )
 
 
 def _mode(draft: Draft, hosted: bool) -> str:

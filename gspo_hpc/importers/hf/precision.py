@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.texts.sources import READ
+from gspo_hpc.importers.texts.trainers import UNSLOTH
 from gspo_hpc.importers.texts.uses.models import QUANTIZED
 
 _HALVES = ("bfloat16", "float16")
+_UNLESS = ", unless its script loads them in 16 bits, or its launcher starts DeepSpeed, which casts them"
 
 
 def put(draft: Draft) -> None:
@@ -36,10 +39,12 @@ def put(draft: Draft) -> None:
         draft.put("model.dtype", dtype if dtype in _HALVES else "float32", of=("bf16", "fp16", name))
         masters = False
     given = draft.given(name) or dtype != "auto"
-    if (half or draft.switch("bf16", True)) and not masters and (dtype == "float32" or not given):
+    whole = not given and not _otherwise_loaded(draft)
+    if (half or draft.switch("bf16", True)) and not masters and (dtype == "float32" or whole):
+        unless = "" if given or _is_seen(draft) else _UNLESS
         draft.differs.append(
-            "weights are in float32 there, and products of matrices alone in 16 bits (autocast): norms, embeddings and "
-            "what layers add to have 16 bits here (model.dtype)"
+            f"weights are in float32 there{unless}, and products of matrices alone in 16 bits (autocast): norms, "
+            "embeddings and what layers add to have 16 bits here (model.dtype)"
         )
     frozen = "adapter.type" in draft.settings or draft.values.get("peft_config") or is_quantized(draft)
     if dtype in _HALVES and not masters and not frozen:
@@ -52,6 +57,18 @@ def put(draft: Draft) -> None:
 def is_quantized(draft: Draft) -> bool:
     """Tell whether a run loads its weights quantized."""
     return QUANTIZED in draft.variables or draft.switch("load_in_4bit") or draft.switch("load_in_8bit")
+
+
+def _otherwise_loaded(draft: Draft) -> bool:
+    """Tell whether weights are, or may be, quantized, or loaded by Unsloth, which never takes float32 by itself."""
+    listed = (draft.values.get(name) for name in ("quantization_config", "load_in_4bit", "load_in_8bit"))
+    named = any(is_unset(value) or str(value).lower() not in ("none", "null", "false", "") for value in listed)
+    return UNSLOTH in draft.variables or QUANTIZED in draft.variables or named
+
+
+def _is_seen(draft: Draft) -> bool:
+    """Tell whether what loads the weights is seen: a Python file, or TRL's own script."""
+    return READ in draft.variables or draft.variables.get("entry") == "trl"
 
 
 def sharding(draft: Draft) -> None:

@@ -11,6 +11,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null
+from gspo_hpc.importers.versions import trl as versions
 
 # As good as no lower bound: weights below it are 0 here, and nearly 0 there.
 _NO_LOWER = 1e-9
@@ -190,6 +191,7 @@ def _verl_rejection(draft: Draft) -> None:
 
 _ON, _MODE = "vllm_importance_sampling_correction", "vllm_importance_sampling_mode"
 _MAX, _MIN = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"
+_BOUNDED = 25  # the last version of TRL without vllm_importance_sampling_mode: 0.25
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -209,9 +211,11 @@ def of_trl(draft: Draft, level: str) -> None:
         _drop(draft, report.OFF if not draft.switch(_ON, True) else "it is read with use_vllm only", _ON)
         draft.credit("algorithm.correction", _ON)
         return
-    mode = draft.choice(_MODE, _MODES, "sequence_mask")
+    _, latest, _ = versions.span(draft)
+    plain = latest <= _BOUNDED  # weights of tokens that are bounded by 2 are all that these versions have
+    mode = draft.choice(_MODE, _MODES, "token_truncate" if plain else "sequence_mask")
     draft.credit("algorithm.correction", _ON)
-    high = None if _MAX in draft.values and draft.text(_MAX) is None else draft.number(_MAX, 3.0)
+    high = None if _MAX in draft.values and draft.text(_MAX) is None else draft.number(_MAX, 2.0 if plain else 3.0)
     low = draft.number(_MIN)
     why = ""
     if mode.startswith("sequence"):
@@ -226,8 +230,9 @@ def of_trl(draft: Draft, level: str) -> None:
         return
     _drop(draft, why, _ON, _MODE, _MAX, _MIN)
     if not draft.given(_MODE):
+        kind = f"weights of tokens of at most {high or 0:g}" if plain else f"{_MODE} {mode}"
         draft.assumed.append(
-            f"{_ON} is on where vLLM generates, unless it is switched off, with {_MODE} {mode}: {why}, so nothing is "
+            f"{_ON} is on where vLLM generates, unless it is switched off, with {kind}: {why}, so nothing is "
             "corrected; algorithm.correction has what exists here"
         )
 

@@ -17,7 +17,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
-from gspo_hpc.importers.texts.uses import named_files
+from gspo_hpc.importers.texts.uses import modules, named_files
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -84,12 +84,15 @@ def from_command(
         module = re.sub(r"^\./|\.py$", "", word).replace("/", ".")
         if "=" not in word and _VERLS_ENTRY.search(module):
             return _make("verl", command, number, number + 1, commands, place)
-        entry = words[number - 1] in ("-m", "--module") if number else False
+        entry = words[number - 1] in modules.FLAGS if number else False
         if entry and module == "trl.scripts.grpo":
             return _make("trl", command, number, number + 1, commands, place)
         if entry and module.startswith("trl.") and (why := trl_kinds.other_trainer(module, "trl.scripts.grpo")):
             others.append(why)
             return None
+        if file := modules.file_of(words, number, place, command.files):
+            moved = replace(command, words=(*words[: number - 1], file, *words[number + 1 :]))
+            return _from_python_file(moved, number - 1, commands, place, source, others)
         if not entry and word.endswith(".py") and not word.startswith("-") and _trains_with_trl(words[number + 1 :]):
             return _from_python_file(command, number, commands, place, source, others)
         if (

@@ -16,7 +16,7 @@ from gspo_hpc.importers.scripts.places import find_file, plain_path, written_tex
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.constants import is_code
-from gspo_hpc.importers.texts.sources import ACCELERATE, Found
+from gspo_hpc.importers.texts.sources import ACCELERATE, READ, Found
 from gspo_hpc.importers.texts.trainers import NOT_TRLS, UNSLOTH
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 from gspo_hpc.importers.texts.uses.models import QUANTIZED
@@ -293,8 +293,11 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     if run is None:
         return found
     idle = {name: found.values[name] for name in run.unused if name in found.values and name not in run.changed}
-    values = {**run.defaults, **found.values, **run.changed}
-    values = {name: value for name, value in values.items() if name not in idle}
+    filled = [run.own.filled(part, found.values) for part in (run.defaults, run.changed)]
+    values = {**filled[0], **found.values, **filled[1]}
+    table, handed = tables.load("trl"), {**run.defaults, **run.changed}
+    theirs = {name: value for name, value in found.values.items() if name in run.own.names and not table.has(name)}
+    values = {name: value for name, value in values.items() if name not in idle and name not in theirs}
     notes = list(found.notes)
     if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
@@ -305,7 +308,8 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
         notes.append(f"{word} trains with {' and '.join(own)}, which is not TRL's: what that changes is not known")
     doubted = frozenset(values) - (frozenset() if run.parses else python_source.APART) if run.doubts else frozenset()
     left = {**found.left, **{f"{name}={value}": run.unused[name] for name, value in idle.items()}, **run.left}
-    around = {**found.variables, **({UNSLOTH: "1"} if UNSLOTH in left else {})}
+    left |= {f"{name}={value}": run.own.reason(name, word, handed) for name, value in theirs.items()}
+    around = {**found.variables, READ: "", **({UNSLOTH: "1"} if UNSLOTH in left else {})}
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(

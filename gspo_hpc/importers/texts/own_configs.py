@@ -63,6 +63,40 @@ class OwnConfigs:
                  and isinstance(node.ctx, ast.Load) and self._to_parser(node)]  # fmt: skip
         return [*dict.fromkeys(found)] or [CONFIG, *sorted(self.names & self.tree.classes.keys())]
 
+    # -- dataclasses that are parsed beside them
+
+    def parsed_beside(self) -> list[str]:
+        """Return the dataclasses of the file that a parser is given, GRPOConfig's own ones among them."""
+        names = {node.id for node in self.tree.nodes if isinstance(node, ast.Name) and node.id in self.tree.classes
+                 and isinstance(node.ctx, ast.Load) and self._to_parser(node)}  # fmt: skip
+        left, found = sorted(names), list[str]()
+        while left:
+            name = left.pop(0)
+            if name in self.tree.classes and name not in found:
+                found.append(name)
+                left += map(base_name, self.tree.classes[name].bases)
+        return found
+
+    def fields(self, name: str) -> list[str]:
+        """Return the fields of a dataclass of the file, without those of its bases."""
+        own = self.tree.classes[name]
+        made = any(base_name(item.func if isinstance(item, ast.Call) else item) == "dataclass"
+                   for item in own.decorator_list)  # fmt: skip
+        return [*dict.fromkeys(self._annotated(own))] if made else []
+
+    def own_default(self, name: str, field: str) -> ast.expr | str | None:
+        """Return the default of a field of a class of the file, $(code) if it is not certain, None if it has none."""
+        return self._default(self.tree.classes[name], field)
+
+    def keeps(self, name: str) -> bool:
+        """Tell whether the objects of a class keep the values of their fields as a parser gives them."""
+        own = self.tree.classes.get(name)
+        if own is None:
+            return self.tree.imported.get(name, "").partition(".")[0] in ("trl", "transformers")
+        plain = not any(isinstance(item, Function) and item.name in (*_MAKERS, *self.fields(name)) for item in own.body)
+        bases = [base for base in map(base_name, own.bases) if base not in PLAIN_BASES]
+        return plain and all(map(self.keeps, bases))
+
     def _to_parser(self, node: ast.Name, depth: int = 0) -> bool:
         """Tell whether a parser is given what a name stands for, or what it stands in."""
         above: ast.AST | None = self.tree.parent(node)

@@ -16,7 +16,8 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import ends, handed, mappings, models
+from gspo_hpc.importers.texts.uses import ends, handed, mappings, models, own_fields
+from gspo_hpc.importers.texts.uses.own_fields import OwnFields
 
 _CONFIG = "GRPOConfig"
 _LISTS = ("parse_args_and_config", "parse_args_into_dataclasses")  # parse a list of words
@@ -45,6 +46,7 @@ class PythonRun(NamedTuple):
     unread: str = ""  # where it makes or parses one in a way that is not read, "" if it does not
     evaluates: str | None = None  # when it evaluates behind its training, None if that is not known
     unused: Mapping[str, str] = {}  # arguments of its command line that reach no model -> why
+    own: OwnFields = OwnFields()  # of what it takes from the command line beside that
 
     @property
     def from_trl(self) -> bool:
@@ -118,7 +120,7 @@ def read(text: str) -> PythonRun:
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
         run = PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
-        return run._replace(unused=handed.unused(tree))
+        return run._replace(unused=handed.unused(tree), own=own_fields.read(tree, known, configs))
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
     values = _told(whole)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.importers.scripts.shell import Command
 
+READ = "its Python file is read"  # among the variables of a run
 # Arguments of its launcher that matter.
 ACCELERATE = ("num_processes", "num_machines", "distributed_type", "mixed_precision")
 

@@ -50,7 +50,7 @@ _DEFAULTS = (
     _Default("vllm_mode", "server", "server", 29, 16, "use_vllm"),
     _Default("vllm_gpu_memory_utilization", "0.9", None, 17, _FIRST, "use_vllm"),
     _Default("vllm_importance_sampling_correction", "none", False, 22, _FIRST, "use_vllm"),
-    _Default("vllm_importance_sampling_correction", "weights of tokens of at most 2", None, 25, 23, "use_vllm"),
+    _Default("vllm_importance_sampling_correction", "weights of tokens of at most 2", True, 25, 23, "use_vllm"),
     _Default("ref_model_sync_steps", "64", 64, 15, _FIRST, "sync_ref_model"),
     _Default("ref_model_mixup_alpha", "0.9", 0.9, 15, _FIRST, "sync_ref_model"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gspo_hpc.importers.adapters import FOLDER
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import precision
@@ -19,6 +21,13 @@ def tell(draft: Draft) -> None:
     low, high, patch = span(draft)
     if not draft.switch("use_vllm") and (low, patch) < (26, 2):
         _sampling(draft)
+    if low <= 14 and (prompts := _prompts(draft, high)) > 1:
+        draft.differs.append(
+            f"TRL 0.14 computes log-probs without an attention mask: with {prompts} prompts on a device, the "
+            "shorter ones see the pad tokens before them, in policy and reference; here no token sees padding"
+        )
+    if draft.switch("use_vllm") and low <= 24 and not _without_begin(draft):
+        _begin(draft, low, high)
     temperature = draft.settings.get("rollout.temperature", (1.0,))[0]
     if low <= 15 and temperature != 1:
         draft.differs.append(
@@ -42,6 +51,34 @@ def tell(draft: Draft) -> None:
             f"the reference of the divergence is {', '.join(sides)} there where a model begins with those of a folder; "
             "with adapter.path it is the model with these here"
         )
+
+
+def _prompts(draft: Draft, high: int) -> int:
+    """Return how many prompts a device has at once in TRL 0.14, where per_device_train_batch_size counts prompts."""
+    name = "per_device_train_batch_size"
+    size = (draft.whole(name, 1) or 1) if draft.given(name) else 1
+    if high > 14:  # what is given is read as completions, as since 0.15
+        return size
+    return size // (draft.whole("num_generations", 8) or 8)  # prompts have become completions
+
+
+def _without_begin(draft: Draft) -> bool:
+    """Tell whether a model is one of Qwen's own, whose tokenizers add no begin token."""
+    path = str(draft.settings.get("model.path", ("",))[0])
+    return re.match(r"(?i)qwen", path.rstrip("/").rpartition("/")[2]) is not None
+
+
+def _begin(draft: Draft, low: int, high: int) -> None:
+    """Tell that vLLM was handed text, before which it puts a begin token of its own."""
+    scored = ["of one up to 0.23"] * (low <= 23) + ["of two in 0.24"] * (high >= 24)
+    line = (
+        "TRL up to 0.24 hands vLLM rendered chat templates as text, and a tokenizer that adds a begin token (Llama's, "
+        "Gemma's, DeepSeek-R1-Distill's) adds it to the one of the template: completions are sampled behind two there, "
+        f"and log-probs are {', '.join(scored)}; here both have one"
+    )
+    if low <= 23:
+        line += ". A prompt that is plain text has one for vLLM and none for log-probs up to 0.23; here both have one"
+    draft.differs.append(line)
 
 
 def truncated(draft: Draft) -> None:

@@ -211,3 +211,29 @@ def test_verls_defaults_are_written_out_where_nothing_is_given() -> None:
     with pytest.raises(ValueError, match="trainer_mode=colocate_async: completions that an update interrupts go on"):
         convert(f"{VERL} trainer.v1.trainer_mode=colocate_async")
     assert convert(f"{VERL} trainer.v1.trainer_mode=sync").config.batch.num_generations == 8
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "kind", "high", "line"),
+    [
+        ("trl==0.23.0", "", "truncated", 2.0, ""),
+        ("trl==0.25.1", "--vllm_importance_sampling_cap 3", "truncated", 3.0, ""),
+        ("trl>=0.23,<0.26", "--vllm_importance_sampling_correction true", "truncated", 2.0, ""),
+        ("trl==0.23.0", "--vllm_importance_sampling_correction false", "none", None, ""),
+        ("trl==0.22.0", "", "none", None, ""),
+        ("trl==0.24.0", "--importance_sampling_level sequence", "none", None, "with weights of tokens of at most 2: "),
+        ("trl==0.26.0", "", "none", None, "with vllm_importance_sampling_mode sequence_mask: "),
+        ("trl>=0.23", "", "none", None, "with vllm_importance_sampling_mode sequence_mask: "),
+    ],
+)
+def test_weights_of_tokens_were_bounded_by_2_in_trl_0_23_to_0_25(
+    pin: str, words: str, kind: str, high: float | None, line: str
+) -> None:
+    run = f"trl grpo --num_generations 4 --per_device_train_batch_size 4 --max_steps 9 --use_vllm {words}"
+    found = convert(f"# {pin}\n{run}\n", gpus=2)
+    assert found.config.algorithm.correction == kind
+    assert high is None or found.config.algorithm.correction_high == high
+    lines = [text for text in found.assumed if text.startswith("vllm_importance_sampling_correction is on")]
+    assert [line in text for text in lines] == ([True] if line else [])
+    told = [text for text in found.assumed if text.startswith("defaults are those of TRL 1.9")]
+    assert any("weights of tokens of at most 2" in text for text in told) is (pin == "trl>=0.23")

@@ -62,3 +62,37 @@ def test_weights_that_a_file_quantizes_are_told(text: str, name: str) -> None:
 def test_weights_that_stay_as_they_are_are_not_told() -> None:
     for more in (", quantization_config=None", ", load_in_4bit=False"):
         assert QUANTIZED not in {item.why for item in convert(HEAD + RUN.format(more, "", ""), gpus=1).left}
+
+
+FLOAT32 = "weights are in float32 there"
+FAST = "from unsloth import FastLanguageModel\nfrom trl import GRPOConfig, GRPOTrainer\nimport own\n"
+FAST += "m, t = FastLanguageModel.from_pretrained('a/b'{})\n"
+FAST += "GRPOTrainer(m, [f], GRPOConfig(beta=0.1, bf16=True), ds).train()\n"
+ACCELERATE = "accelerate launch --num_processes 2 grpo.py --num_generations 8 --max_steps 9"
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "sure"),
+    [
+        (
+            "num_generations: 8\nbf16: true\nper_device_train_batch_size: 8\nscale_rewards: none\nmax_steps: 9\n",
+            True,
+            False,
+        ),
+        (ACCELERATE, True, False),  # its script is not at hand
+        (f"{ACCELERATE} --dtype float32", True, True),
+        (TRL, True, True),
+        (HEAD + RUN.format("", "", ""), True, True),
+        (HEAD + RUN.format(", load_in_4bit=True", "", ""), False, True),
+        (HEAD + RUN.format(", quantization_config=pick()", "", ""), False, True),
+        (f"{TRL} --load_in_8bit", False, True),
+        (f"{TRL} --load_in_4bit $FEW", False, True),
+        (f"{TRL} --load_in_4bit false", True, True),
+        (FAST.format(", load_in_4bit=own.FEW, dtype=None"), False, True),
+        (FAST.format(", load_in_16bit=True"), False, True),
+    ],
+)
+def test_weights_are_said_to_be_float32_only_where_they_may_be(text: str, told: bool, sure: bool) -> None:
+    lines = [line for line in convert(text, gpus=2).differs if line.startswith(FLOAT32)]
+    assert len(lines) == told
+    assert all(("unless its script loads them in 16 bits" in line) is (not sure) for line in lines)

@@ -197,3 +197,72 @@ def test_a_limit_of_checkpoints_that_is_not_known_may_be_none() -> None:
     found = convert(f"{TRL} --save_steps 10 --save_total_limit $LIMIT", gpus=1)
     assert told(found.differs, "all are kept in the original unless save_total_limit is a number")
     assert not told(of("--save_steps 10 --save_total_limit 3").differs, "all are kept in the original")
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "scored"),
+    [
+        ("", "--use_vllm", "of one up to 0.23, of two in 0.24;"),
+        ("trl==0.18.0", "--use_vllm", "of one up to 0.23;"),
+        ("trl==0.24.0", "--use_vllm", "log-probs are of two in 0.24;"),
+        ("trl==0.25.0", "--use_vllm", ""),
+        ("trl==0.18.0", "", ""),
+        ("trl==0.18.0", "--use_vllm --model_name_or_path Qwen/Qwen3-8B", ""),
+        ("trl==0.18.0", "--use_vllm --model_name_or_path deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "of one up to"),
+    ],
+)
+def test_two_begin_tokens_for_vllm_are_told_up_to_trl_0_24(pin: str, words: str, scored: str) -> None:
+    lines = told(convert(f"# {pin}\n{TRL} {words}\n", gpus=2).differs, "hands vLLM rendered chat templates as text")
+    assert len(lines) == bool(scored)
+    assert all(scored in line for line in lines)
+    assert all(("plain text" in line) is (pin != "trl==0.24.0") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--save_safetensors True", "checkpoints have a format of their own here"),
+        ("--save_safetensors False", "checkpoints have a format of their own here"),
+        ("--gradient_checkpointing_use_reentrant True", "it is not needed here"),
+        ("--push_to_hub_token x", "nothing is sent to a hub"),
+        ("--include_tokens_per_second True", "it has no counterpart here"),
+        ("--fsdp_min_num_params 100", "optimizer.distributed cuts the optimizer"),
+        ("--per_gpu_train_batch_size 8", "per_device_train_batch_size is the same"),
+        ("--adafactor False", "off"),
+    ],
+)
+def test_arguments_that_end_with_transformers_4_are_known(words: str, why: str) -> None:
+    found = of(words)
+    name = words.split()[0][2:]
+    assert not found.strange
+    assert why in {item.name: item.why for item in found.left}[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--adafactor", "adafactor: there is only AdamW here"),
+        ("--per_gpu_train_batch_size 4", "transformers 4 takes it for per_device_train_batch_size"),
+    ],
+)
+def test_arguments_of_transformers_4_that_train_otherwise_are_refused(words: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        of(words)
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "prompts"),
+    [
+        ("trl==0.14.0", "--per_device_train_batch_size 4", 4),
+        ("trl==0.14.0", "--per_device_train_batch_size 1", 0),
+        ("trl==0.14.0", "", 0),
+        ("trl>=0.14", "--per_device_train_batch_size 2", 2),
+        ("trl>=0.14", "", 0),
+        ("trl>=0.15", "--per_device_train_batch_size 2", 0),
+    ],
+)
+def test_log_probs_without_an_attention_mask_are_told_of_trl_0_14(pin: str, words: str, prompts: int) -> None:
+    run = "trl grpo --num_generations 2 --max_steps 9 --model_name_or_path a/b"
+    lines = told(convert(f"# {pin}\n{run} {words}\n", gpus=2).differs, "without an attention mask")
+    assert len(lines) == bool(prompts)
+    assert all(f"with {prompts} prompts on a device" in line for line in lines)

@@ -418,3 +418,96 @@ def test_a_mapping_that_other_code_may_change_is_not_read(changes: str) -> None:
     text = STEPWISE.format(made=MADE, changes=f"    {changes}", later="")
     with pytest.raises(ValueError, match="arguments of its GRPOConfig are not read there"):
         convert(text, name="run.py", gpus=1)
+
+
+OWN = """
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser
+from trl import GRPOConfig, GRPOTrainer
+{before}
+@dataclass
+class Own:
+    model_name: str = field(default="own/default")
+    use_lora: bool = field(default=True)
+    weight: float = 0.3
+{body}
+def main():
+    parser = HfArgumentParser((Own, GRPOConfig))
+    own, args = parser.parse_args_into_dataclasses()
+    {first}
+    args.beta = own.weight
+    GRPOTrainer(model=own.model_name, reward_funcs=f, args=args, train_dataset=d).train()
+main()
+"""
+
+
+def own_fields(folder: Path, words: str, first: str = "pass", before: str = "", body: str = "") -> Converted:
+    (folder / "train.py").write_text(OWN.format(first=first, before=before, body=body))
+    given = "--num_generations 2 --per_device_train_batch_size 2 --max_steps 9"
+    return convert(f"accelerate launch --num_processes 2 train.py {given} {words}", folder=folder, name="run.sh")
+
+
+def test_fields_of_a_scripts_own_dataclasses_are_no_misspelt_arguments(tmp_path: Path) -> None:
+    """`--use_lora` was refused as a misspelt use_dora, and the model was known only when the script runs."""
+    found = own_fields(tmp_path, "--use_lora True --model_name a/b --weight 0.2")
+    assert (found.config.model.path, found.config.algorithm.kl_beta, found.strange, found.open) == ("a/b", 0.2, (), ())
+    why = {item.name: item.why for item in found.left}
+    assert why["use_lora=True"] == "an argument of train.py itself, and what that does with it is not read"
+    assert why["model_name=a/b"] == "an argument of train.py itself, which hands it on as model_name_or_path"
+    found = own_fields(tmp_path, "")
+    assert (found.config.model.path, found.config.algorithm.kl_beta) == ("own/default", 0.3)
+    with pytest.raises(ValueError, match="unknown argument use_lorb; nearest: use_dora|unknown argument bete"):
+        own_fields(tmp_path, "--bete 0.1")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"first": "own.model_name = pick()"},
+        {"first": "change(own)", "before": "from other import change"},
+        {"first": "change(own)", "before": "from other import far\ndef change(one):\n    far(one)\n"},
+        {"first": "vars(own)['model_name'] = pick()"},
+        {"first": "own = pick() or own"},
+        {"body": "    def __post_init__(self):\n        self.model_name = pick(self.model_name)\n"},
+    ],
+)
+def test_a_field_that_the_script_may_change_is_not_known(tmp_path: Path, more: dict[str, str]) -> None:
+    found = own_fields(tmp_path, "--use_lora True --model_name a/b", **more)
+    assert found.config.model.path != "a/b"
+    assert any(one.startswith("model_name_or_path=") for one in found.open)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "accelerate launch --num_processes 2 -m {}",
+        "accelerate launch --num_processes 2 --module {}",
+        "torchrun --nproc_per_node 2 -m {}",
+        "python -m torch.distributed.run --nproc_per_node 2 -m {}",
+    ],
+)
+@pytest.mark.parametrize("file", ["own/train/run.py", "own/train/run/__main__.py", ""])
+def test_a_module_behind_m_is_its_file(tmp_path: Path, start: str, file: str) -> None:
+    """No run was recognised, also with --from trl; where the file is not at hand, the arguments decide."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "scripts").mkdir()
+    if file:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(OWN.format(first="args.epsilon = 0.3", before="", body=""))
+    given = "--num_generations 2 --per_device_train_batch_size 2 --max_steps 9 --scale_rewards none"
+    text = f"{start.format('own.train.run')} {given}\n"
+    for source in (None, "trl"):
+        found = convert(text, source, folder=tmp_path / "scripts", name="run.sh")
+        assert found.config.batch.global_batch_size == 2 * 2
+        assert found.config.algorithm.clip_low == (0.3 if file else 0.2)
+        assert bool(told(found.assumed, "own/train/run.py is not at hand")) is (not file)
+
+
+@pytest.mark.parametrize(
+    "words", ["python -m pip install --no_deps x", "python -m own.prepare --out a", "srun -m block x"]
+)
+def test_a_module_that_is_no_run_is_none(tmp_path: Path, words: str) -> None:
+    text = f"{words}\naccelerate launch --num_processes 2 grpo.py --num_generations 2 --max_steps 9\n"
+    text += "  --per_device_train_batch_size 2\n"
+    for source in (None, "trl"):
+        assert convert(text.replace("9\n ", "9 "), source, folder=tmp_path, name="run.sh").config.run.max_steps == 9
