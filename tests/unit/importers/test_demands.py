@@ -18,6 +18,8 @@ DEMANDS = {
     "case": 'case "$A" in "") exit 1 ;; esac',
     "function": 'die() { echo "$1"; exit 1; }\n[ -n "$A" ] || die "A?"',
     "function in if": 'usage() { echo; exit 1; }\nif [[ -z "$A" ]]; then usage; fi',
+    "argument": 'need() { if [[ -z "$1" ]]; then echo "A?"; exit 2; fi; }\nneed "${A}"',
+    "second argument": 'require() { [ -n "$2" ] || exit 2; }\nrequire "path of A" "$A"',
     "two": 'Z=""\nif [ -z "$A" ] || [ -z "$Z" ]; then exit 1; fi',
 }
 

@@ -22,12 +22,18 @@ def passed(reader: Reader) -> None:
     """
     if not reader.certain:
         return
-    for statement in (reader.statement, *reversed(reader.callers)):
+    statements = (reader.statement, *reversed(reader.callers))
+    for place, statement in enumerate(statements):
         around, conditions = _condition(statement)
         if around is None:
             continue
         held = {name: reader.scope.get(name) for part in conditions for name in _names(part)}
         empty = [name for name, value in held.items() if not value]
+        if not held and (call := next(iter(statements[place + 1 :]), None)) is not None:
+            # A function that ends the script where one of its arguments is empty: the call gives it.
+            for name in (name for name in _names(call) if not reader.scope.get(name)):
+                reader.scope.set(name, demanded(line_of(call)))
+            return
         for name in empty or held:
             reader.scope.set(name, demanded(line_of(conditions[0])))
         if held:
