@@ -14,6 +14,8 @@ from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, replac
 _LAYERS_WITH_PLACES = frozenset(
     ("all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 )
+# Arguments of vLLM that follow from an engine's adapters, and the class by which they reach its workers.
+_ARGUMENTS_OF_ADAPTERS = ("lora_dtype", "lora_target_modules", "max_lora_rank", "worker_extension_cls")
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
 
@@ -323,14 +325,18 @@ def adapters_beside_weights(config: Config, *, experts: bool) -> bool:
     """Return True if engines get adapters beside their weights, as vLLM's own, and not merged into them.
 
     In 16 bits merging rounds away what is smaller than a weight's last bit. In float32 nothing is rounded, and merged
-    weights cost an engine nothing while it generates. `experts`: the model is a mixture of experts.
+    weights cost an engine nothing while it generates. With deterministic kernels they are merged, too: what vLLM adds
+    for adapters depends on how many tokens are in the batch, up to version 0.29 at least. `experts`: the model is a
+    mixture of experts.
     """
     wanted = config.adapter.engine
     if not trains_adapters(config) or wanted == "merged":
         return False
     if wanted == "adapters":
         return True  # a plan says what would be in the way
-    return engine_itemsize(config) == 2 and adapters_obstacle(config, experts=experts) is None
+    if engine_itemsize(config) != 2 or deterministic_kernels(config):
+        return False
+    return adapters_obstacle(config, experts=experts) is None
 
 
 def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
@@ -348,4 +354,6 @@ def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
         return "ranks that only generate keep merged weights, to fill an engine that dies"
     if config.rollout.engine.get("enable_lora") is False:
         return "rollout.engine.enable_lora is false"
+    if given := [name for name in _ARGUMENTS_OF_ADAPTERS if name in config.rollout.engine]:
+        return f"engines with adapters have a value of their own for rollout.engine.{given[0]}, which is given"
     return None

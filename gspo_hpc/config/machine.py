@@ -122,7 +122,7 @@ class Adapter(Section):
         "auto",
         "How engines get adapters: merged into the weights, all of which are sent then (merged), or as vLLM's own "
         "beside weights that stay (adapters). auto is adapters where engines compute in 16 bits, since merging rounds, "
-        "and merged in float32 and where vLLM's own cannot be.",
+        "and merged in float32, with run.deterministic on GPUs, and where vLLM's own cannot be.",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gspo_hpc.config.derived import engine_dtype
+from gspo_hpc.config.derived import engine_dtype, trains_adapters
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.estimates import devices
 
@@ -80,6 +80,9 @@ def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
         yield "engines add in an order that depends on what else is in the batch", "run.deterministic=true"
     else:  # what is left then
         yield from _of_head(config)
+        if trains_adapters(config) and config.adapter.engine == "adapters":
+            why = "vLLM up to 0.29 at least adds up what adapters give in an order that depends on the batch"
+            yield why, "adapter.engine=merged"
     for name in _NOT_INVARIANT:
         if rollout.engine.get(name) not in (None, False, 0, "auto"):
             yield f"kernels of rollout.engine.{name} are not known to be independent of the batch", ""

@@ -252,7 +252,8 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
         starts_asleep=derived.offload_trainer(config),  # the first sync needs room for the trainer's weights
-        loads_weights="load_format" in rollout.engine,  # that sync brings all of them: reading them twice takes minutes
+        # That sync brings all of them: reading them twice takes minutes.
+        loads_weights=rollout.engine.get("load_format", "dummy") != "dummy",
         dequantized=architecture.is_block_fp8(model),
         whole_distribution=derived.samples_part_of_distribution(rollout),  # as the trainer measures them
         adapters=_engine_adapters(config, experts),

@@ -51,14 +51,14 @@ def install(model: Any, bucket: Mapping[str, Any], matrices: Mapping[str, torch.
 
     manager, version = model.lora_manager, bucket["version"]
     settings = PEFTHelper(r=bucket["rank"], lora_alpha=bucket["alpha"], target_modules=[])
-    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)  # of models whose layers have other names in vLLM
+    # Without the model's own mapper of names: layers that have adapters have the same names here and there, but a
+    # mapper also has the names of fused layers, and how to take these out of it differs from version to version.
     made = LoRAModel.from_lora_tensors(
         version,
         {f"base_model.model.{name}.weight": matrix for name, matrix in matrices.items()},
         settings,
         device="cpu",
         dtype=manager.lora_config.lora_dtype,
-        weights_mapper=mapper if mapper is None else mapper.get_rename_mapper(),
     )
     before = set(manager.list_adapters())
     if version in before:  # left by vLLM's trial runs, which use the first numbers

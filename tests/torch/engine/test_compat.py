@@ -82,6 +82,17 @@ NAMES: Names = {
     "vllm/lora/model_manager.py: LRUCacheLoRAModelManager.add_adapter": ("self", "lora"),
     "vllm/lora/model_manager.py: LRUCacheLoRAModelManager.activate_adapter": ("self", "lora_id"),
     "vllm/lora/model_manager.py: LoRAModelManager.remove_adapter": ("self", "adapter_id"),
+    "vllm/lora/model_manager.py: LoRAModelManager.list_adapters": ("self",),
+    "vllm/lora/model_manager.py: LoRAModelManager.lora_config": (),
+    "vllm/lora/layers/base_linear.py: BaseLinearLayerWithLoRA.base_layer": (),
+    "vllm/lora/request.py: LoRARequest.lora_name": (),
+    "vllm/lora/request.py: LoRARequest.lora_int_id": (),
+    "vllm/lora/request.py: LoRARequest.lora_path": (),
+    **{
+        f"vllm/engine/arg_utils.py: EngineArgs.{name}": ()
+        for name in ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules")
+    },
+    "vllm/engine/arg_utils.py: EngineArgs.worker_extension_cls": (),
     "vllm/v1/worker/gpu_worker.py: Worker.start_weight_update": ("self",),
     "vllm/v1/worker/gpu_worker.py: Worker.finish_weight_update": ("self",),
 }

@@ -49,6 +49,14 @@ def test_settings_are_those_of_the_config() -> None:
     assert (found.platform, found.timeout, found.model_path) == ("cpu", 77.0, "Qwen/Qwen3-0.6B")
 
 
+@pytest.mark.parametrize(
+    ("given", "loads"), [({}, False), ({"load_format": "dummy"}, False), ({"load_format": "auto"}, True)]
+)
+def test_noise_is_no_weights(given: dict[str, Any], loads: bool) -> None:
+    """An engine that has its weights gets adapters alone: it would have added them to noise."""
+    assert settings_of(rollout={"engine": given}).loads_weights is loads
+
+
 @pytest.mark.parametrize(("hidden", "threads"), [(64, 1), (255, 1), (256, 2), (4096, 2), (None, 2)])
 def test_an_engine_of_a_tiny_model_has_one_thread(
     hidden: int | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

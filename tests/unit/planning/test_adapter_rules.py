@@ -42,6 +42,12 @@ def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"engine": "adapters"}, {"rollout": {"dtype": "float32"}}, "adapter_engine", "in 16 bits, and engines have"),
         ({"engine": "adapters", "rank": 513}, {}, "adapter_engine", "ranks up to 512, and adapter.rank is 513"),
         ({"engine": "adapters"}, {"rollout": {"engine": {"enable_lora": False}}}, "adapter_engine", "is false"),
+        (
+            {"engine": "adapters"},
+            {"rollout": {"engine": {"max_lora_rank": 8}}},
+            "adapter_engine",
+            "max_lora_rank, which",
+        ),
     ],
 )
 def test_what_is_refused(adapter: dict[str, Any], sections: dict[str, Any], rule: str, words: str) -> None:
@@ -109,6 +115,10 @@ def test_targets_are_those_of_the_model_in_its_order() -> None:
         ({"type": "lora", "rank": 1024}, {}, False, False),
         ({"type": "lora", "engine": "merged"}, {}, False, False),
         ({"type": "lora"}, {"rollout": {"engine": {"enable_lora": False}}}, False, False),
+        ({"type": "lora"}, {"rollout": {"engine": {"worker_extension_cls": "mine.Worker"}}}, False, False),
+        ({"type": "lora"}, {"rollout": {"engine": {"lora_target_modules": ["q_proj"]}}}, False, False),
+        ({"type": "lora"}, {"run": {"deterministic": True}}, False, False),
+        ({"type": "lora", "engine": "adapters"}, {"run": {"deterministic": True}}, False, True),
         ({"type": "lora"}, {"rollout": {"mode": "server"}}, False, False),
         ({"type": "lora", "targets": ["q_proj", "embed_tokens"]}, {}, False, False),
         ({}, {}, False, False),
@@ -117,7 +127,7 @@ def test_targets_are_those_of_the_model_in_its_order() -> None:
 def test_the_way_into_engines_follows_from_precision(
     adapter: dict[str, Any], sections: dict[str, Any], experts: bool, beside: bool
 ) -> None:
-    """In 16 bits as vLLM's own, where it can have them; else merged."""
+    """In 16 bits as vLLM's own, where it can have them and need not add in a fixed order; else merged."""
     config = from_dict({"cluster": {"platform": "cuda"}, **sections, "adapter": adapter})
     assert derived.adapters_beside_weights(config, experts=experts) is beside
 

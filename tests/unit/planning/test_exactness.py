@@ -38,6 +38,12 @@ HEAD = ("rollout.engine.hf_overrides.head_dtype=model",)  # on GPUs that need it
         ({"run": EXACT, "rollout": {"engine": {"hf_overrides": {"head_dtype": "model"}}}}, "bitwise", ()),
         ({"run": EXACT, "rollout": {"dtype": "float32"}}, "bitwise", ()),
         ({"cluster": H100, "run": EXACT, "rollout": {"engine": {"quantization": "fp8"}}}, "journal-exact", ()),
+        ({"cluster": H100, "run": EXACT, "adapter": {"type": "lora"}}, "bitwise", ()),
+        (
+            {"cluster": H100, "run": EXACT, "adapter": {"type": "lora", "engine": "adapters"}},
+            "journal-exact",
+            ("adapter.engine=merged",),
+        ),
         (
             {"cluster": H100, "run": EXACT, "rollout": {"engine": {"kv_cache_dtype": "auto", "enable_dbo": False}}},
             "bitwise",
