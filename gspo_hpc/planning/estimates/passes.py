@@ -190,7 +190,8 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
     """Return the seconds in which all weights reach every engine, and offloaded state goes to the host and back."""
     at, whole = grid(config), model
     beside = adapters_beside_weights(config, experts=model.experts > 0)
-    if beside and keeps_weights(config):  # nothing but adapters travels, and no layer is loaded again
+    alone = beside and keeps_weights(config)  # nothing but adapters travels, and no layer is loaded again
+    if alone:
         model = model._replace(parameters=model.adapters, expert_parameters=0, layers=0)
     weights = _ITEM * model.parameters
     gathering = _gathering(model, at, device)
@@ -218,7 +219,7 @@ def sync(model: Sizes, config: Config, device: Device) -> float:
         each_way = _ITEM * own * ("weights" in moved) + optimizer * ("optimizer" in moved)
         needed += 2.0 * each_way / device.host_bytes_per_s
     shared = config.cluster.platform == "cuda" and config.rollout.mode == "colocate"
-    return needed + rates.SYNC_SECONDS * shared
+    return needed + rates.SYNC_SECONDS * (shared and not alone)
 
 
 def _matrix(model: Sizes) -> int:

@@ -24,7 +24,8 @@ CASES: dict[str, dict[str, str]] = {
         "lib/inner.sh": f'A="$(cd "$(dirname "$0")" && pwd)"\nB={HERE}\n{RUN} --model "$A/m" --dataset "$B/d.jsonl"\n',
     },
     "by a function of a sourced file": {
-        "scripts/run.sh": f'. "$(dirname "$0")/../lib/fn.sh"\nwhere\nC={HERE}\n{RUN} --model "$F/m" --dataset "$C/d.jsonl"\n',
+        "scripts/run.sh": f'. "$(dirname "$0")/../lib/fn.sh"\nwhere\nC={HERE}\n'
+        f'{RUN} --model "$F/m" --dataset "$C/d.jsonl"\n',
         "lib/fn.sh": f"where() {{\n  F={HERE}\n}}\n",
     },
     "sourced by a file that is started": {

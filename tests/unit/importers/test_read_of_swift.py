@@ -190,7 +190,6 @@ def test_with_liger_nothing_that_is_cut_off_is_left_out() -> None:
 @pytest.mark.parametrize(("share", "steps", "warmup"), [(0.05, 10, 1), (0.05, 200, 10), (0.0, 10, 0)])
 def test_a_warm_up_of_a_part_of_a_step_is_one(share: float, steps: int, warmup: int) -> None:
     """Megatron's schedule counts in samples and does not round: the first of ten updates has rate 0."""
-    found = convert(
-        f"{RUN.replace('swift', 'megatron', 1)} --micro_batch_size 1 --global_batch_size 8 --lr_warmup_fraction {share} --train_iters {steps}"
-    )
+    run = f"{RUN.replace('swift', 'megatron', 1)} --micro_batch_size 1 --global_batch_size 8"
+    found = convert(f"{run} --lr_warmup_fraction {share} --train_iters {steps}")
     assert found.config.optimizer.lr_warmup_steps == warmup
