@@ -199,6 +199,7 @@ def _generation(draft: Draft) -> None:
     window = "vllm_max_model_length" if draft.given("vllm_max_model_length") else "vllm_max_model_len"
     parts.prompt_length(draft, "max_prompt_length", window, response, "")
     draft.put("rollout.max_response_length", response, "max_completion_length")
+    servers.window(draft, "trl vllm-serve")
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
     for name in ("tools", "environment_factory", "rollout_func"):
         if draft.values.get(name) not in (None, [], "None", "null"):
