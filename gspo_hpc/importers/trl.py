@@ -19,7 +19,7 @@ from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollo
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.importers.versions import trl_effects
 

@@ -13,7 +13,7 @@ from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.report import plain
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import swift as versions
 
 # What torchrun, accelerate and deepspeed call them, behind ms-swift's own variables.
