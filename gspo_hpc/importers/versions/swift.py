@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from gspo_hpc.importers import inputs
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
 
 # Argument of version 3 alone -> the last version that has it: grpo_trainer.py and arguments.py of each tag.
 _THIRD = {"train_type": "3.12", "num_infer_workers": "3.5", "tensor_parallel_size": "3.9", "tools_prompt": "3.3"}
@@ -36,6 +37,7 @@ _OF_MODEL = (
     "where it gives none; here from all tokens (rollout.top_k)"
 )
 _LONGEST, _LONGEST_BEFORE = "max_completion_length", ("response_length", "max_new_tokens")
+_FILE = re.compile(r"(?i)\.(json|csv|txt|arrow)(#\d+)?$")  # also read as a file there, whatever it is called
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
@@ -151,7 +153,7 @@ def prompts(draft: Draft, response: int) -> None:
 
 def registered(draft: Draft) -> None:
     """Tell what ms-swift does to a data set that it knows by name."""
-    names = [name for name in draft.texts("dataset") if not inputs.is_data_file(name)]
+    names = [name for name in draft.texts("dataset") if not inputs.is_data_file(name) and not _FILE.search(name)]
     if not names:
         return
     text = "ms-swift may change the prompts of a data set that it registers by name, and choose its subset and split"
@@ -208,7 +210,9 @@ def sampling(draft: Draft) -> None:
     cut, most = (0.9, 50) if sign else (1.0, -1)
     whole = not sign and draft.source.project == "ms-swift" and not draft.switch("use_vllm")
     if whole and (draft.whole("top_k", -1, least=-1) or -1) < 1:
-        draft.differs.append(_OF_MODEL)
+        draft.differs.append(
+            _OF_MODEL if not is_unset(draft.values.get("use_vllm")) else f"if use_vllm is false: {_OF_MODEL}"
+        )
     for name, value, present in (
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),

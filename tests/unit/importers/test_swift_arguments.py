@@ -287,3 +287,43 @@ def test_models_that_ms_swift_does_not_let_think_are_told(model: str, thinks: bo
     found = convert(f"{_BARE} --model {model}")
     assert any("since 4.3.1 ms-swift does not let" in line for line in found.assumed) is thinks
     assert any("prompts have the template that ms-swift has" in line for line in found.differs) is general
+
+
+@pytest.mark.parametrize(
+    ("words", "drifts"),
+    [
+        ("", True),
+        ("--deepspeed zero2", True),
+        ("--deepspeed zero3", False),
+        ("--fsdp fsdp2", False),
+        ("--fsdp conf/my_fsdp2.json", False),
+        ("--fsdp conf/f.json", True),
+        ("--fsdp '{\"fsdp_version\": 2}'", False),
+        ("--fsdp 'full_shard auto_wrap'", True),
+    ],
+)
+def test_adapters_that_are_merged_into_copies_let_the_base_be(words: str, drifts: bool) -> None:
+    run = VLLM.replace("--tuner_type full", "--tuner_type lora")
+    assert any("base and reference drift" in line for line in convert(f"{run} {words}").differs) is drifts
+
+
+def test_copies_are_merged_with_version_2_of_a_launchers_fsdp() -> None:
+    run = f"accelerate launch --fsdp_version 2 --num_processes 2 swift/cli/rlhf.py {_BOTH} --use_vllm true"
+    found = convert(run.replace("--tuner_type full", "--tuner_type lora --vllm_mode colocate"))
+    assert not any("base and reference drift" in line for line in found.differs)
+
+
+@pytest.mark.parametrize(
+    ("name", "registered"),
+    [("a.json", False), ("data/a.csv#500", False), ("d.jsonl", False), ("AI-ModelScope/clevr", True)],
+)
+def test_files_are_no_data_sets_that_ms_swift_registers(name: str, registered: bool) -> None:
+    found = convert(f"{_BARE} --model m".replace("--dataset d.jsonl", f"--dataset {name}"))
+    assert any("registers by name" in line for line in found.differs) is registered
+
+
+def test_what_follows_without_vllm_is_said_as_a_condition_where_use_vllm_is_not_known() -> None:
+    found = convert(f'{HF.replace("--tuner_type full", "--tuner_type lora")} --use_vllm "$USE"')
+    assert any(line.startswith("if use_vllm is false: without use_vllm transformers") for line in found.differs)
+    assert any("for every rollout (where use_vllm is true)" in line for line in found.differs)
+    assert not any("sampled with adapters beside the weights there" in line for line in found.differs)
