@@ -206,7 +206,8 @@ def sampled(draft: Draft, always: bool) -> None:
         return
     unread = str(draft.values.get("fsdp", "")).endswith(".json") and draft.source.project == "ms-swift"
     draft.differs.append(
-        f"adapters are added to the base weights there for every rollout{_WITH if open_ else ''} and taken out again, rounded to their type, so "
+        f"adapters are added to the base weights there for every rollout{_WITH if open_ else ''} and taken out again, "
+        "rounded to their type, so "
         f"that base and reference drift a little{_UNLESS if unread else ''}; here the base is never written"
     )
 

@@ -40,10 +40,8 @@ _PROMPTS = (
 _KEY = "data.chat_template_kwargs"
 # Models that think or not, as their chat template is told, by their types and templates in ms-swift and by their
 # names, in which more may follow. Since 4.3.1 ms-swift does not let them, unless it is told to.
-_HYBRID_TYPES = re.compile(
-    r"(?i)(qwen3|qwen3_[5-9])(_moe)?|glm4_(5v?|7|moe(_lite)?)|glm4v_moe|deepseek_v3_[12]|gemma4\w*"
-)
-_HYBRID = re.compile(r"(?i)qwen-?3([._]\d)?[-_]\d+([._]\d+)?b|glm-4\.[5-7]|deepseek-v3\.[12]|gemma-?4-")
+_HYBRID_TYPES = re.compile(r"(?i)(qwen3|qwen3_[5-9])(_moe)?|glm4_(5v?|7|moe(_lite)?)|glm4v_moe|deepseek_v3_[12]")
+_HYBRID = re.compile(r"(?i)qwen-?3([._]\d)?[-_]\d+([._]\d+)?b|glm-4\.[5-7]|deepseek-v3\.[12]")
 _SETTLED = re.compile(r"(?i)instruct|thinking|2507|coder|embedding|reranker|guard|omni|qwen-?3-(vl|next)")
 
 # Models whose prompts ms-swift writes as their tokenizers do; of Qwen3 it is said by itself whether they think.

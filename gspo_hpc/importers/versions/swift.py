@@ -247,11 +247,7 @@ def tell(draft: Draft, sign: str) -> None:
         taken.append("loss_type (bnpo: a mean over a micro-batch there)")
         earlier.pop("loss_type", None)
     told = "; ".join(f"{name} {value}" for name, value in earlier.items() if name not in draft.values)
-    last = (
-        "3 and 4.0, whose last two versions have top_p 1 and top_k -1"
-        if sign == _TUNED
-        else f"3 (up to {_THIRD[sign]})"
-    )
+    last = "3 and 4.0 (in 4.0.3 and 4.0.4 top_p is 1 and top_k -1)" if sign == _TUNED else f"3 (up to {_THIRD[sign]})"
     draft.assumed.append(
         f"{sign} is an argument of ms-swift {last}: {', '.join(taken)} have its defaults where not "
         f"given, all others those of 4{'; earlier ones of 3 also had ' if told else ''}{told}"

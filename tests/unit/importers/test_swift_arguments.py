@@ -327,3 +327,16 @@ def test_what_follows_without_vllm_is_said_as_a_condition_where_use_vllm_is_not_
     assert any(line.startswith("if use_vllm is false: without use_vllm transformers") for line in found.differs)
     assert any("for every rollout (where use_vllm is true)" in line for line in found.differs)
     assert not any("sampled with adapters beside the weights there" in line for line in found.differs)
+
+
+def test_a_local_variable_that_is_over_is_not_said_to_be_unset() -> None:
+    count = 'f() {\n  local parts\n  read -r -a parts <<< "$D"\n  export NPROC_PER_NODE=${#parts[@]}\n}\nf\n'
+    found = convert(f"{count}swift rlhf {_BOTH}")
+    (line,) = [line for line in found.assumed if line.startswith("NPROC_PER_NODE=")]
+    assert "$parts is read from the input by read" in line
+
+
+@pytest.mark.parametrize("name", ["c-$(echo 3 | tr 3 4)B.yaml", "$NAME.yaml"])
+def test_a_yaml_whose_name_only_the_script_knows_is_to_be_written_out(name: str) -> None:
+    with pytest.raises(ValueError, match="is known only when the script runs: write its name out in the command"):
+        convert(f"C={name}\nswift rlhf --rlhf_type grpo --config $C")
