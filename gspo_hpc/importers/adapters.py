@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,18 +189,36 @@ def of_trl(draft: Draft) -> None:
     draft.credit("adapter.type", "use_peft", "peft_config")
 
 
+_WITH = " (where use_vllm is true)"
+_UNLESS = " (unless the file of --fsdp says fsdp_version 2, with which copies are merged)"
+
+
 def sampled(draft: Draft, always: bool) -> None:
     """Tell how completions are sampled with adapters in TRL and ms-swift; `always`: vLLM generates in any case."""
-    if draft.switch("vllm_enable_lora") or not (always or draft.switch("use_vllm")):
+    open_ = not always and is_unset(draft.values.get("use_vllm"))
+    if draft.switch("vllm_enable_lora") or not (always or open_ or draft.switch("use_vllm")):
         draft.differs.append(
             "completions are sampled with adapters beside the weights there; here that is so in 16 bits, and in "
             "float32 engines get merged weights (adapter.engine)"
         )
         return
+    if _merged_apart(draft):
+        return
+    unread = str(draft.values.get("fsdp", "")).endswith(".json") and draft.source.project == "ms-swift"
     draft.differs.append(
-        "adapters are added to the base weights there for every rollout and taken out again, rounded to their type, so "
-        "that base and reference drift a little; here the base is never written"
+        f"adapters are added to the base weights there for every rollout{_WITH if open_ else ''} and taken out again, "
+        "rounded to their type, so "
+        f"that base and reference drift a little{_UNLESS if unread else ''}; here the base is never written"
     )
+
+
+def _merged_apart(draft: Draft) -> bool:
+    """Tell whether ms-swift merges adapters into copies, so that base weights stay: with FSDP2 and with ZeRO-3."""
+    if draft.source.project != "ms-swift":
+        return False
+    given, version = draft.text("fsdp") or "", draft.variables.get("fsdp_version", "")
+    second = "fsdp2" in given.lower() or re.search(r"fsdp_version\W+2\b", given) or version == "2"
+    return bool(second) or "zero3" in (draft.text("deepspeed") or "")
 
 
 # Of ms-swift.

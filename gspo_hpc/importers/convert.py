@@ -21,6 +21,7 @@ from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts.recognise import recognise
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.versions import trl as versions
+from gspo_hpc.system.redact import hidden, without_secrets
 
 # Sections of our config that say how a run trains: an argument that decides a key of one is a training argument.
 _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
@@ -75,7 +76,7 @@ def convert(
     text says, and `rows` (prompts of the data) is used if it does not say. `folder` and `name` are those of the text's
     file: files that it names are looked for beside it and above. Raises ValueError with one line for each mistake.
     """
-    found = recognise(text, source, folder.resolve(), name)  # the same result, however the file is named
+    found = _without_secrets(recognise(text, source, folder.resolve(), name))  # the same, however the file is named
     project, kind, sign, converter = PROJECTS[found.source]
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
@@ -178,6 +179,16 @@ def convert(
         (*dropped, *([unknown] if strange else ())),
         tuple(draft.assumed),
         tuple(dict.fromkeys((*draft.open_arguments(), *draft.around, *filter(may_be_empty, found.left)))),
+    )
+
+
+def _without_secrets(found: Found) -> Found:
+    """Return a run without the tokens, passwords and addresses of webhooks in it, which no config needs."""
+    return found._replace(
+        values=dict(hidden("", found.values)),
+        launcher=hidden("", found.launcher),
+        left={without_secrets(given): why for given, why in found.left.items()},
+        notes=tuple(map(without_secrets, found.notes)),
     )
 
 

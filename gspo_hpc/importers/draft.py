@@ -62,8 +62,8 @@ class Draft:
         self.around: list[str] = []  # of the script and its launcher: what only running the script would tell
         self._decided: dict[str, list[str]] = {}  # argument -> our keys that it decides
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
-        self._open: set[str] = set()  # arguments whose value only running the script would tell
-        self._taken: set[str] = set()
+        self.served: Mapping[str, Any] = {}  # arguments of the command that starts a generation server
+        self._open, self._taken = set[str](), set[str]()  # known only when the script runs; read by a converter
         self._nulls: dict[str, list[str]] = {}  # argument that is null or empty -> our keys that it would decide
         self._older: dict[str, str] = {}
 

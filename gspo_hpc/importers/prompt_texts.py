@@ -38,11 +38,15 @@ _PROMPTS = (
 )
 
 _KEY = "data.chat_template_kwargs"
-# Models that think or not, as their chat template is told. Since 4.4 ms-swift does not let them, unless it is told to.
-_HYBRID = re.compile(r"(?i)qwen3(\.\d)?-\d+(\.\d+)?b(-a\d+b)?(-fp8|-base)?/?$|glm-4\.[5-7]|deepseek-v3\.[12]")
+# Models that think or not, as their chat template is told, by their types and templates in ms-swift and by their
+# names, in which more may follow. Since 4.3.1 ms-swift does not let them, unless it is told to.
+_HYBRID_TYPES = re.compile(r"(?i)(qwen3|qwen3_[5-9])(_moe)?|glm4_(5v?|7|moe(_lite)?)|glm4v_moe|deepseek_v3_[12]")
+_HYBRID = re.compile(r"(?i)qwen-?3([._]\d)?[-_]\d+([._]\d+)?b|glm-4\.[5-7]|deepseek-v3\.[12]")
+_SETTLED = re.compile(r"(?i)instruct|thinking|2507|coder|embedding|reranker|guard|omni|qwen-?3-(vl|next)")
 
-# Models whose prompts ms-swift writes as their tokenizers do.
+# Models whose prompts ms-swift writes as their tokenizers do; of Qwen3 it is said by itself whether they think.
 _AS_IN_TOKENIZER = re.compile(r"(?i)qwen-?[23]|qwq")
+_OF_QWEN3 = re.compile(r"(?i)qwen-?3")
 # Base models to whose prompts ms-swift puts the template of the models that were made of them.
 _BASE = re.compile(r"(?i)qwen2(\.5)?(-math|-coder)?-\d+(\.\d+)?b/?$")
 
@@ -123,7 +127,10 @@ def of_base(draft: Draft) -> None:
     if draft.given("use_chat_template") and not draft.switch("use_chat_template"):
         return
     if not _BASE.search(model):
-        if model and not _AS_IN_TOKENIZER.search(model):
+        open_ = _OF_QWEN3.search(model) and not (
+            _SETTLED.search(model) or _thinks_or_not(draft) or draft.given("enable_thinking")
+        )
+        if model and (open_ or not _AS_IN_TOKENIZER.search(model)):
             draft.differs.append(
                 f"{model}: prompts have the template that ms-swift has for models of its kind there (swift/template), "
                 "which may differ from that of its tokenizer, which counts here: in system prompts, dates, thinking"
@@ -200,14 +207,25 @@ def columns(draft: Draft) -> None:
         draft.assumed.append(f"{name}: {text}")
 
 
+def _thinks_or_not(draft: Draft) -> bool:
+    """Tell whether the model is one that thinks or not as it is told: by its template, its name or its type."""
+    template = draft.text("template")
+    if template and not is_unset(template):
+        return _HYBRID_TYPES.fullmatch(template) is not None
+    model = draft.text("model") or ""
+    kind = draft.text("model_type") or ""
+    return not _SETTLED.search(model) and bool(_HYBRID_TYPES.fullmatch(kind) or _HYBRID.search(model))
+
+
 def thinking(draft: Draft) -> None:
     """Put what ms-swift has for the prompts of models that think."""
     name = "enable_thinking"
     if draft.given(name):
         draft.put(_KEY, {name: draft.switch(name)}, name)
-    elif _HYBRID.search(model := draft.text("model") or ""):
+    elif _thinks_or_not(draft):
+        model = draft.text("model") or "the model"
         draft.assumed.append(
-            f"{name} is not given: since 4.4 ms-swift does not let {model} think, and here it thinks unless "
+            f"{name} is not given: since 4.3.1 ms-swift does not let {model} think, and here it thinks unless "
             f"{_KEY} is {{{name}: false}}"
         )
     if "response_prefix" in draft.values:

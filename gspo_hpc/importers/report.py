@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.config.schema import Config
+from gspo_hpc.system.redact import without_secrets
 
 _OURS = Config()
 _WIDTH = 118
@@ -30,8 +31,8 @@ class Argument:
 
 
 def plain(text: str) -> str:
-    """Return a text as one line of printable characters."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+    """Return a text as one line of printable characters, without secrets that it holds."""
+    return without_secrets("".join(char if char.isprintable() else "?" for char in " ".join(text.split())))
 
 
 def null(value: Any, keys: Sequence[str], settings: Mapping[str, tuple[Any, str]]) -> str:

@@ -273,6 +273,7 @@ def generation(draft: Draft) -> None:
     prompt_texts.thinking(draft)
     prompt_texts.of_base(draft)
     prompt_texts.of_ray(draft, response)
+    placement.served(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
     if not any(name in draft.values for name in ("reward_funcs", "reward_model", "reward_model_plugin")):
         draft.assumed.append(

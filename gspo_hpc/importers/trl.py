@@ -19,7 +19,7 @@ from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollo
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.importers.versions import trl_effects
 
@@ -215,6 +215,7 @@ def _generation(draft: Draft) -> None:
     window = "vllm_max_model_length" if draft.given("vllm_max_model_length") else "vllm_max_model_len"
     parts.prompt_length(draft, "max_prompt_length", window, response, "")
     draft.put("rollout.max_response_length", response, "max_completion_length")
+    servers.window(draft, "trl vllm-serve")
     draft.put("rollout.top_k", draft.whole("top_k", 0, least=-1) or -1, "top_k")
     for name in ("tools", "environment_factory", "rollout_func"):
         if draft.values.get(name) not in (None, [], "None", "null"):

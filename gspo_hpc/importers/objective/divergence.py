@@ -5,8 +5,8 @@ from __future__ import annotations
 from gspo_hpc.importers.draft import Draft
 
 
-def bounded(draft: Draft, estimator: str) -> None:
-    """Tell that k3, called `estimator` there, has a bound."""
+def bounded(draft: Draft, estimator: str, since: str = "") -> None:
+    """Tell that k3, called `estimator` there, has a bound; `since`: in which versions."""
     draft.differs.append(
-        f"{estimator}: a token's estimate of the divergence is 10 at most there, and has no bound here"
+        f"{estimator}: a token's estimate of the divergence is 10 at most there{since}, and has no bound here"
     )

@@ -6,6 +6,7 @@ from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.objective import advantages, divergence
 from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.versions import swift
 from gspo_hpc.system.text import near_miss
 
 _PRESETS = {"sequence": "gspo", "sequence_token": "gspo_token", "token": "grpo"}
@@ -19,8 +20,8 @@ def put(draft: Draft, level: str, loss: str, high: float | None, low: float, bet
     name = _PRESETS[level]
     draft.put("algorithm.kl_beta", beta, "beta")
     _reference(draft, beta)
-    if beta and draft.source.project != "TRL" and not advantages.in_reward(draft):
-        divergence.bounded(draft, "k3, the KL term")
+    if beta and draft.source.project != "TRL" and not advantages.in_reward(draft) and not swift.third(draft):
+        divergence.bounded(draft, "k3, the KL term", " since 4.0.4")
     if loss in ("cispo", "sapo") and name == "grpo":
         draft.credit("algorithm.name", "importance_sampling_level")
         draft.put("algorithm.name", loss, "loss_type")

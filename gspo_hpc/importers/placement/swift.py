@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers import prompt_texts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.placement import servers
+from gspo_hpc.importers.report import plain
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
-from gspo_hpc.importers.texts.commands import server
+from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import swift as versions
 
 # What torchrun, accelerate and deepspeed call them, behind ms-swift's own variables.
 _NODES, _EACH = ("NNODES", "nnodes", "num_machines", "num_nodes"), ("NPROC_PER_NODE", "nproc_per_node", "num_gpus")
+# Arguments of a server's command of which its template makes the prompts that engines complete.
+_TEMPLATE = (
+    "system template template_backend use_chat_template enable_thinking add_non_thinking_prefix response_prefix "
+    "agent_template max_pixels chat_template preserve_thinking"
+).split()
+_BOUNDS = ("max_length", "truncation_strategy")
+_NUMBERS = (
+    "torch_dtype vllm_quantization quant_method quant_bits vllm_engine_kwargs vllm_enable_lora vllm_max_lora_rank "
+    "adapters vllm_speculative_config"
+).split()
+_SAMPLING = (
+    "max_new_tokens temperature top_k top_p repetition_penalty num_beams stop_words seed presence_penalty "
+    "frequency_penalty"
+).split()
 _UNSET = "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set"
 
 
@@ -92,3 +109,40 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
                 "engines of several GPUs have the same seeds in every rollout there, whatever --seed is; here seeds "
                 "follow run.seed and the rollout"
             )
+
+
+def served(draft: Draft) -> None:
+    """Tell which arguments of the command of a server decide how long completions are and how they are sampled."""
+    if not draft.served:
+        return
+    name = "swift rollout"
+    servers.window(draft, name)
+    held = {key: value for key, value in draft.served.items() if not is_null(value)}
+    apart = [key for key in held if not _same(held[key], draft.values.get(key))]
+    if found := _labels(held, [key for key in apart if key in _TEMPLATE]):
+        draft.assumed.append(
+            f"{found} of {name}: engines complete prompts that its template makes so there, and updates have those "
+            "that the trainer's arguments make; here both have the trainer's"
+        )
+    if found := _labels(held, [key for key in held if key in _BOUNDS]):
+        most = draft.settings.get("rollout.max_prompt_length", (0, ""))[0]
+        draft.assumed.append(f"{found} of {name}: it bounds the prompts of engines there; here that is {most} tokens")
+    if found := _labels(held, [key for key in held if key in _NUMBERS]):
+        draft.assumed.append(f"{found} of {name}: it decides how engines compute there, and is not read")
+    if found := _labels(held, [key for key in held if key in _SAMPLING]):
+        draft.differs.append(f"{found} of {name}: requests of the trainer have values of their own, which count")
+
+
+def _same(one: object, other: object) -> bool:
+    """Tell whether two arguments are written alike."""
+    return str(one).lower() == str(other).lower()
+
+
+def _labels(held: Mapping[str, Any], names: list[str]) -> str:
+    """Return options of a server as they are given."""
+    shown = (f"--{name}" if held[name] is True else f"--{name} {_text(held[name])[:60]}" for name in names)
+    return ", ".join(map(plain, shown))
+
+
+def _text(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

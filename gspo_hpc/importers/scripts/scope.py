@@ -95,6 +95,7 @@ class Scope:
     listed: set[str] = field(default_factory=set)  # variables that were arrays at some place
     bodies: list[Node] = field(default_factory=list)  # of all functions
     outputs: dict[str, str] = field(default_factory=dict)  # NAME() -> why what the function writes is not known
+    ended: dict[str, str] = field(default_factory=dict)  # local variables of calls that are over -> why not known
     depth: int = 0  # functions around the present words whose output is followed
     followed: int = 0  # calls of functions whose output was followed
 
@@ -223,8 +224,11 @@ class Scope:
         return self.bodies[int(held)] if isinstance(held, str) and as_written else None
 
     def calls(self) -> dict[str, str]:
-        """Return why the outputs of functions are not known, for each NAME() that the script has defined."""
-        return {f"{name}()": not_followed(name) for name in self.shadowed} | self.outputs
+        """Return why the outputs of functions are not known, for each NAME() that the script has defined.
+
+        Local variables of calls that are over are among the names: what was computed from them is still in use.
+        """
+        return self.ended | {f"{name}()": not_followed(name) for name in self.shadowed} | self.outputs
 
     def restore(self, before: dict[str, Value], names: Iterable[str]) -> None:
         """Give variables the values that they had before."""

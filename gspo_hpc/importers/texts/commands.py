@@ -17,7 +17,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
-from gspo_hpc.importers.texts.uses import modules, named_files
+from gspo_hpc.importers.texts.uses import modules, named_files, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -30,13 +30,12 @@ _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
 )
 # Commands that a file of a run is an argument of, and that do not start it.
-_TOOLS = set(
+TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
     "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps".split()
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
-_REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
@@ -56,9 +55,14 @@ def from_command(
     `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
     """
     words = command.words
-    if words and os.path.basename(words[0]) in _TOOLS:
+    if words and os.path.basename(words[0]) in TOOLS:
         return None
+    theirs = programs.of_swift(command, place, source)
+    option = ""
     for number, word in enumerate(words):
+        option = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else option
+        if not word.startswith("--") and programs.is_argument(option):  # no value of a run's argument starts one
+            continue
         if os.path.basename(word) in _PROCESSES:
             return None
         program = _program(word)
@@ -80,6 +84,13 @@ def from_command(
             return _make("trl", command, number, number + 2, commands, place)
         if pair[0] == "trl" and len(pair) > 1 and (why := trl_kinds.other_trainer(" ".join(pair), "trl grpo")):
             others.append(why)
+            return None
+        if theirs and number == theirs.launched:
+            table, note = programs.table(command, theirs, source)
+            found = _make(table, command, number, theirs.first, commands, place)
+            return found._replace(notes=(note, *found.notes))
+        if source in ("swift", *documents.SWIFTS) and word.endswith(".py") and _trains_with_trl(words[number + 1 :]):
+            others.append(f"{word} has arguments of TRL, and no --rlhf_type, which ms-swift needs")
             return None
         module = re.sub(r"^\./|\.py$", "", word).replace("/", ".")
         if "=" not in word and _VERLS_ENTRY.search(module):
@@ -120,25 +131,6 @@ def _program(word: str) -> str:
     if match := _SWIFTS_MAIN.search(word):
         return "megatron" if match[2] else "swift"
     return os.path.basename(word)
-
-
-def server(commands: list[Command], program: str, verb: str, module: str) -> Command | None:
-    """Return the command that starts a generation server, with the server's own arguments as its words.
-
-    It is ``program verb ...`` or a Python file or module `module` (a pattern), behind any launcher.
-    """
-    for command in commands:
-        words = command.words
-        if not words or os.path.basename(words[0]) in _TOOLS:
-            continue
-        if os.path.basename(words[0]) in _REMOTE:
-            words = tuple(part for word in words for part in word.split())
-        for number, word in enumerate(words):
-            if os.path.basename(word) == program and words[number + 1 : number + 2] == (verb,):
-                return replace(command, words=words[number + 2 :])
-            if re.search(rf"(^|[./]){module}(\.py)?$", word):
-                return replace(command, words=words[number + 1 :])
-    return None
 
 
 def _trains_with_trl(words: tuple[str, ...]) -> bool:

@@ -25,6 +25,7 @@ from gspo_hpc.importers.typos import misspelt
 _GROUPS = ("train", "rollout", "teacher")  # of a YAML of ms-swift on Ray: settings of one group of its workers
 # What --from names -> the table of its arguments; "swift" is either of them.
 SWIFTS = {"megatron-swift": "swift", "ms-swift": "swift_hf"}
+_UNTOLD = "is known only when the script runs: write its name out in the command"
 # verl's own configs, whose defaults are known.
 VERLS_OWN = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
 # Files of verl's own groups, whose defaults are known too; those with ${model_engine} follow that.
@@ -330,8 +331,10 @@ def named(place: Path, name: str, written: Mapping[str, str | None] | None = Non
     """Return the mapping in a YAML file that a command names; `written`: texts of files that the script writes."""
     text = text_of(place, name, written)
     if text is None:
-        why = "is not set in the script" if is_unset(path := plain_path(name)) else "is not there"
-        raise ValueError(f"{path}, which the command reads, {why}: put it beside the script")
+        path = plain_path(name)
+        if is_unset(path):
+            raise ValueError(f"{path}, which the command reads, {_UNTOLD}")
+        raise ValueError(f"{path}, which the command reads, is not there: put it beside the script")
     try:
         raw = read_yaml(text)
     except ValueError as error:  # its line is one of that file

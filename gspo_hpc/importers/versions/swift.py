@@ -6,15 +6,23 @@ Arguments show it: some that version 3 has are called otherwise in 4, or gone; a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from gspo_hpc.importers import inputs
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
+from gspo_hpc.importers.scripts.scope import is_unset
 
 # Argument of version 3 alone -> the last version that has it: grpo_trainer.py and arguments.py of each tag.
 _THIRD = {"train_type": "3.12", "num_infer_workers": "3.5", "tensor_parallel_size": "3.9", "tools_prompt": "3.3"}
 _THIRD |= {"vllm_device": "3.5", "multi_turn_func": "3.9", "gc_collect_after_offload": "3.9"}
+_TUNED = "train_type"  # which 4.0 takes for tuner_type, too
+# Types and names of models that version 3 does not have.
+_MODELS_OF_FOURTH = re.compile(
+    r"(?i)(^|[/_-])(qwen-?3[._]5|glm[_-]?ocr|deepseek[_-]ocr[_-]?2|glm4_moe_lite|glm_moe_dsa|step3_vl|paddle_ocr_1_5)"
+)
+_SINCE_3_7 = ("importance_sampling_level", "top_entropy_quantile", "log_entropy")
 _FOURTH = {"top_p": "0.9 (up to 4.0.2)", "top_k": "50 (up to 4.0.2)"}
 _HELD = {"split_dataset_ratio": "0.01 (up to 3.5)"}
 _EARLIEST = {  # before 3.5, whose server vllm_mode chooses
@@ -29,14 +37,21 @@ _OF_MODEL = (
     "where it gives none; here from all tokens (rollout.top_k)"
 )
 _LONGEST, _LONGEST_BEFORE = "max_completion_length", ("response_length", "max_new_tokens")
+_FILE = re.compile(r"(?i)\.(json|csv|txt|arrow)(#\d+)?$")  # also read as a file there, whatever it is called
 _SERVERS = ("vllm_server_host", "vllm_server_base_url")
 
 
 def third(draft: Draft) -> str:
     """Return an argument that only version 3 has, the one that was gone first; empty if there is none."""
     given = {draft.name(name) for name in ("tuner_type", "vllm_tensor_parallel_size")} | {*draft.values}
-    found = [name for name in _THIRD if name in given]
+    found = [name for name in _THIRD if name in given and not (name == _TUNED and _of_fourth(draft))]
     return min(found, key=lambda name: float(_THIRD[name].partition(".")[2])) if found else ""
+
+
+def _of_fourth(draft: Draft) -> bool:
+    """Tell whether a run trains a model that ms-swift has since version 4 alone."""
+    kinds = (draft.values.get(name) for name in ("model_type", "template", "model"))
+    return any(isinstance(kind, str) and _MODELS_OF_FOURTH.search(kind) for kind in kinds)
 
 
 def loss(draft: Draft) -> str:
@@ -81,7 +96,8 @@ def accumulated(draft: Draft, size: int, processes: int) -> int:
     if sign in EARLY:
         draft.assumed.append(f"{name} is not given: {early}, as ms-swift up to 3.6 chooses for {processes} processes")
         return early
-    if early > 1 and not draft.given("tuner_type"):  # of version 4
+    late = draft.given("tuner_type") and draft.name("tuner_type") != _TUNED  # of version 4
+    if early > 1 and not (late or _of_fourth(draft) or any(map(draft.given, _SINCE_3_7))):
         draft.assumed.append(
             f"{name} is not given: 1; ms-swift up to 3.6 chooses {early}, for {_LEAST} completions an update"
         )
@@ -137,7 +153,7 @@ def prompts(draft: Draft, response: int) -> None:
 
 def registered(draft: Draft) -> None:
     """Tell what ms-swift does to a data set that it knows by name."""
-    names = [name for name in draft.texts("dataset") if not inputs.is_data_file(name)]
+    names = [name for name in draft.texts("dataset") if not inputs.is_data_file(name) and not _FILE.search(name)]
     if not names:
         return
     text = "ms-swift may change the prompts of a data set that it registers by name, and choose its subset and split"
@@ -190,11 +206,13 @@ def engines_apart(draft: Draft, each: int) -> int:
 def sampling(draft: Draft) -> None:
     """Put top_p and top_k, whose defaults were others in ms-swift 3."""
     sign = third(draft)
-    text = f"default of ms-swift 3, which has {sign}; 4 has {{}}"
+    text = f"default of ms-swift 3, which has {sign}; 4.0.3 and later have {{}}"
     cut, most = (0.9, 50) if sign else (1.0, -1)
     whole = not sign and draft.source.project == "ms-swift" and not draft.switch("use_vllm")
     if whole and (draft.whole("top_k", -1, least=-1) or -1) < 1:
-        draft.differs.append(_OF_MODEL)
+        draft.differs.append(
+            _OF_MODEL if not is_unset(draft.values.get("use_vllm")) else f"if use_vllm is false: {_OF_MODEL}"
+        )
     for name, value, present in (
         ("top_p", draft.number("top_p", cut), "1"),
         ("top_k", draft.whole("top_k", most, least=-1) or -1, "-1"),
@@ -229,7 +247,8 @@ def tell(draft: Draft, sign: str) -> None:
         taken.append("loss_type (bnpo: a mean over a micro-batch there)")
         earlier.pop("loss_type", None)
     told = "; ".join(f"{name} {value}" for name, value in earlier.items() if name not in draft.values)
+    last = "3 and 4.0 (in 4.0.3 and 4.0.4 top_p is 1 and top_k -1)" if sign == _TUNED else f"3 (up to {_THIRD[sign]})"
     draft.assumed.append(
-        f"{sign} is an argument of ms-swift 3 (up to {_THIRD[sign]}): {', '.join(taken)} have its defaults where not "
+        f"{sign} is an argument of ms-swift {last}: {', '.join(taken)} have its defaults where not "
         f"given, all others those of 4{'; earlier ones of 3 also had ' if told else ''}{told}"
     )

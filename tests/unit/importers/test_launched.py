@@ -120,3 +120,34 @@ def test_a_value_without_a_default_says_who_may_set_it() -> None:
     assert left["seed"].startswith(
         "$SLURM_NNODES is not set in the script, and a batch system or a launcher may set it"
     )
+
+
+_SWIFTS = (
+    "--rlhf_type grpo --model m --dataset d.jsonl --reward_funcs accuracy --num_generations 4 --tuner_type full "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --learning_rate 1e-6"
+)
+
+
+@pytest.mark.parametrize("source", [None, "ms-swift"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        'P=$(python -c "import swift.cli.rlhf as r; print(r.__file__)")\ntorchrun --nproc_per_node 4 $P',
+        "torchrun --nproc_per_node 4 my_entry.py",
+        "python -m torch.distributed.run --nproc_per_node 4 $ENTRY",
+        'if command -v uv; then S=(uv run swift); else S=(swift); fi\nNPROC_PER_NODE=4 "${S[@]}" rlhf',
+    ],
+)
+@pytest.mark.parametrize("more", ["", "--external_plugins plugin.py", "--external_plugins a.py my_reward.py"])
+def test_a_program_with_the_argument_of_ms_swift_is_ms_swift(start: str, more: str, source: str | None) -> None:
+    """A file that an option names is no program, and what the script does not tell of a program its options may."""
+    found = convert(f"{start} {_SWIFTS} {more}", source)
+    assert found.project == "ms-swift"
+    assert found.config.algorithm.kl_beta == 0.04 and found.config.batch.global_batch_size == 32
+    assert any("--rlhf_type is an argument of ms-swift" in line for line in found.assumed)
+
+
+def test_arguments_of_trl_are_no_run_of_ms_swift() -> None:
+    text = "python train.py --model_name_or_path m --num_generations 4 --beta 0.1 --max_completion_length 99"
+    with pytest.raises(ValueError, match="train.py has arguments of TRL, and no --rlhf_type"):
+        convert(text, "ms-swift")

@@ -82,3 +82,43 @@ def test_engines_that_nodes_do_not_divide_are_rounded_down() -> None:
     found = convert(f"{serve}\n{run}\n")
     assert (found.config.cluster.nodes, found.config.rollout.engines_per_node) == (2, 1)
     assert any("3 in the original, and 2 here" in line for line in found.differs)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--vllm_max_model_len 1024", "--vllm_max_model_len 1024 of swift rollout: an engine of ms-swift stops there"),
+        ("--vllm_max_model_len 5120", ""),
+        ("--vllm_max_model_len $LEN", "vllm_max_model_len=$LEN"),
+        ('--system "Be short."', "--system Be short. of swift rollout: engines complete prompts that its template"),
+        ("--use_chat_template false", "--use_chat_template false of swift rollout"),
+        ("--enable_thinking false", "--enable_thinking false of swift rollout"),
+        ("--max_length 100", "--max_length 100 of swift rollout: it bounds the prompts of engines there; here that is"),
+        ("--vllm_quantization fp8", "--vllm_quantization fp8 of swift rollout: it decides how engines compute"),
+        ("--temperature 0.5", "--temperature 0.5 of swift rollout: requests of the trainer have values of their own"),
+        ("--port 8000", ""),
+    ],
+)
+def test_options_of_a_server_that_decide_lengths_or_sampling_are_told(options: str, told: str) -> None:
+    run = f"{SWIFT} --max_length 1024 --max_completion_length 4096"
+    found = convert(f"swift rollout --model m {options} &\n{run}\n")
+    lines = [*found.assumed, *found.differs]
+    assert any(told in line for line in lines)
+    assert told or not any("of swift rollout" in line for line in lines)
+
+
+def test_a_shorter_window_of_trls_server_is_told() -> None:
+    run = f"{TRL} --max_prompt_length 512 --max_completion_length 2048"
+    found = convert(f"trl vllm-serve --model m --max_model_len 2048 &\n{run}\n")
+    assert any("--max_model_len 2048 of trl vllm-serve: an engine of TRL stops there" in line for line in found.assumed)
+
+
+def test_arguments_of_vllm_that_a_server_has_are_those_of_the_engines() -> None:
+    options = "--vllm_enforce_eager --vllm_max_num_seqs 64 --vllm_enable_prefix_caching false"
+    found = convert(f"swift rollout --model m {options} &\n{SWIFT}\n")
+    assert found.config.rollout.engine == {
+        "gpu_memory_utilization": 0.9,
+        "enforce_eager": True,
+        "max_num_seqs": 64,
+        "enable_prefix_caching": False,
+    }

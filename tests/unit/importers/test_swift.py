@@ -145,7 +145,7 @@ def test_a_dense_run_of_megatron_swift_on_one_node() -> None:
     assert found.differs == (
         "--max_length 8192: a longer prompt is cut for the engine alone there, and updates have it whole; here both "
         "have it cut",
-        "k3, the KL term: a token's estimate of the divergence is 10 at most there, and has no bound here",
+        "k3, the KL term: a token's estimate of the divergence is 10 at most there since 4.0.4, and has no bound here",
         "checkpoints: all are kept in the original, and the last 2 here (checkpoint.keep)",
         "logits and log-probs are in float32 here, and may be rounded to the model's type in Megatron-SWIFT",
         "advantages are divided by the deviation of the rewards + 1e-4 there, and by the deviation alone here, "

@@ -228,3 +228,115 @@ def test_arguments_of_version_3_are_known(project: str, names: str) -> None:
 def test_what_has_no_counterpart_or_does_not_start_there_is_refused(program: str, words: str, mistake: str) -> None:
     with pytest.raises(ValueError, match=mistake):
         convert(f"{RUNS[program]} {words}")
+
+
+_BARE = "NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --dataset d.jsonl --reward_funcs a --num_generations 2 --beta 0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--model m", True),
+        ("--model m --train_type full", True),  # which versions up to 3.6 have, too
+        ("--model m --tuner_type full", False),
+        ("--model m --train_type full --gradient_accumulation_steps 2", False),
+        ("--model m --train_type full --importance_sampling_level sequence", False),
+        ("--model Qwen/Qwen3.5-9B --train_type full", False),
+    ],
+)
+def test_accumulation_that_versions_up_to_3_6_choose_is_told(words: str, told: bool) -> None:
+    found = convert(f"{_BARE} {words}")
+    assert any("ms-swift up to 3.6 chooses 8" in line for line in found.assumed) is told
+
+
+@pytest.mark.parametrize(
+    ("words", "top_k", "bounded"),
+    [
+        ("--model m --train_type full", 50, False),
+        ("--model m --train_type full --model_type qwen3_5", -1, True),
+        ("--model Qwen/Qwen3.5-9B --train_type full", -1, True),
+        ("--model m --train_type full --template glm_ocr", -1, True),
+        ("--model m --tuner_type full", -1, True),
+        ("--model m --num_infer_workers 1", 50, False),
+    ],
+)
+def test_train_type_is_of_4_0_too_where_the_model_is(words: str, top_k: int, bounded: bool) -> None:
+    found = convert(f"{_BARE} {words}")
+    assert found.config.rollout.top_k == top_k
+    assert any("is an argument of ms-swift 3" in line for line in found.assumed) is not bounded
+    assert any("is 10 at most there since 4.0.4" in line for line in found.differs) is bounded
+
+
+@pytest.mark.parametrize(
+    ("model", "thinks", "general"),
+    [
+        ("/w/Qwen3.5-9B-R0merged", True, False),
+        ("./Qwen3-8B-sft", True, False),
+        ("./qwen3_8b_sft", True, False),
+        ("./mine --model_type qwen3_5", True, True),
+        ("./mine --template qwen3", True, True),
+        ("./mine --model_type qwen2_5", False, True),
+        ("./Qwen3-8B-sft --template qwen3_nothinking", False, True),
+        ("./qwen3-sft", False, True),
+        ("Qwen/Qwen3-4B-Instruct-2507 --model_type qwen3", False, False),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", False, False),
+        ("./Qwen3-8B-sft --enable_thinking false", False, False),
+    ],
+)
+def test_models_that_ms_swift_does_not_let_think_are_told(model: str, thinks: bool, general: bool) -> None:
+    found = convert(f"{_BARE} --model {model}")
+    assert any("since 4.3.1 ms-swift does not let" in line for line in found.assumed) is thinks
+    assert any("prompts have the template that ms-swift has" in line for line in found.differs) is general
+
+
+@pytest.mark.parametrize(
+    ("words", "drifts"),
+    [
+        ("", True),
+        ("--deepspeed zero2", True),
+        ("--deepspeed zero3", False),
+        ("--fsdp fsdp2", False),
+        ("--fsdp conf/my_fsdp2.json", False),
+        ("--fsdp conf/f.json", True),
+        ("--fsdp '{\"fsdp_version\": 2}'", False),
+        ("--fsdp 'full_shard auto_wrap'", True),
+    ],
+)
+def test_adapters_that_are_merged_into_copies_let_the_base_be(words: str, drifts: bool) -> None:
+    run = VLLM.replace("--tuner_type full", "--tuner_type lora")
+    assert any("base and reference drift" in line for line in convert(f"{run} {words}").differs) is drifts
+
+
+def test_copies_are_merged_with_version_2_of_a_launchers_fsdp() -> None:
+    run = f"accelerate launch --fsdp_version 2 --num_processes 2 swift/cli/rlhf.py {_BOTH} --use_vllm true"
+    found = convert(run.replace("--tuner_type full", "--tuner_type lora --vllm_mode colocate"))
+    assert not any("base and reference drift" in line for line in found.differs)
+
+
+@pytest.mark.parametrize(
+    ("name", "registered"),
+    [("a.json", False), ("data/a.csv#500", False), ("d.jsonl", False), ("AI-ModelScope/clevr", True)],
+)
+def test_files_are_no_data_sets_that_ms_swift_registers(name: str, registered: bool) -> None:
+    found = convert(f"{_BARE} --model m".replace("--dataset d.jsonl", f"--dataset {name}"))
+    assert any("registers by name" in line for line in found.differs) is registered
+
+
+def test_what_follows_without_vllm_is_said_as_a_condition_where_use_vllm_is_not_known() -> None:
+    found = convert(f'{HF.replace("--tuner_type full", "--tuner_type lora")} --use_vllm "$USE"')
+    assert any(line.startswith("if use_vllm is false: without use_vllm transformers") for line in found.differs)
+    assert any("for every rollout (where use_vllm is true)" in line for line in found.differs)
+    assert not any("sampled with adapters beside the weights there" in line for line in found.differs)
+
+
+def test_a_local_variable_that_is_over_is_not_said_to_be_unset() -> None:
+    count = 'f() {\n  local parts\n  read -r -a parts <<< "$D"\n  export NPROC_PER_NODE=${#parts[@]}\n}\nf\n'
+    found = convert(f"{count}swift rlhf {_BOTH}")
+    (line,) = [line for line in found.assumed if line.startswith("NPROC_PER_NODE=")]
+    assert "$parts is read from the input by read" in line
+
+
+@pytest.mark.parametrize("name", ["c-$(echo 3 | tr 3 4)B.yaml", "$NAME.yaml"])
+def test_a_yaml_whose_name_only_the_script_knows_is_to_be_written_out(name: str) -> None:
+    with pytest.raises(ValueError, match="is known only when the script runs: write its name out in the command"):
+        convert(f"C={name}\nswift rlhf --rlhf_type grpo --config $C")

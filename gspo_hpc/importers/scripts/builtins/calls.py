@@ -49,6 +49,8 @@ def function(reader: Reader, name: str, rest: list[str], line: int) -> bool | No
     reader.certain = certain
     status = _leave(reader, status, f"depends on where {name} returns, which is not known before the script runs")
     for local, value in (reader.frames.pop() or {}).items():
+        if isinstance(held := scope.values.get(local), Unknown):
+            scope.ended[local] = held.why
         if value is None:
             scope.values.pop(local, None)
         else:
