@@ -12,6 +12,7 @@ from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import phases
+from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.suggest import cuts, remedies
 
@@ -44,6 +45,15 @@ def test_responses_are_halved_down_to_256_tokens() -> None:
     config = from_dict({"rollout": {"max_response_length": 4096}})
     tried = [one.changes["rollout.max_response_length"] for one in remedies._shorter_responses(config)]
     assert tried == [2048, 1024, 512, 256]
+
+
+@pytest.mark.parametrize(
+    ("key", "of_machines"),
+    [("cluster.nodes", True), ("cluster.gpu", True), ("model.path", True), ("batch.global_batch_size", False)],
+)
+def test_other_machines_and_other_models_are_not_what_one_has(key: str, of_machines: bool) -> None:
+    """Where only these are enough, a layout that makes do with what there is comes beside them."""
+    assert distances.is_of_machines(key) is of_machines
 
 
 def test_budgets_are_lowered_with_the_responses_that_they_hold() -> None:

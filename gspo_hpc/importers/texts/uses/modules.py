@@ -14,7 +14,8 @@ from gspo_hpc.importers.scripts.places import find_file, plain_path
 FLAGS = ("-m", "--module")
 _STARTERS = re.compile(r"python[\d.]*|accelerate|accelerate-launch|torchrun|deepspeed|torch\.distributed\.\w+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_READ_ELSEWHERE = re.compile(r"(^|\.)(verl|recipe|swift|megatron|trl|vllm|sglang)\.")
+# Programs that are read elsewhere, and launchers, behind which the program is.
+_READ_ELSEWHERE = re.compile(r"(^|\.)(verl|recipe|swift|megatron|trl|vllm|sglang)\.|^(torch|accelerate|deepspeed)\.")
 _OVERRIDE = re.compile(r"\+{0,2}[\w.]+\.\w+=")  # of Hydra
 
 
