@@ -18,6 +18,8 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import repair, search
 from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.nearest import Nearest
+from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -196,3 +198,14 @@ def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
     assert "experts_need_sequence_parallel" in {item.rule for item in make_plan(config).broken}
     (found,) = repair.find_all(config)
     assert str(found) == "parallel.sequence_parallel=true" and found.left == ("generation_nodes_leave_some_to_train",)
+
+
+def test_a_change_that_mends_alone_is_offered_alone() -> None:
+    """Of two changes that were found together, one may only make up for the other."""
+    config = from_dict({"batch": {"global_batch_size": 33, "num_generations": 8, "micro_batch_size": 4}})
+    plan = make_plan(config)
+    assert {str(item.rule) for item in plan.broken}
+    alone = Change("batch.global_batch_size", 33, 32)
+    beside = Change("batch.micro_batch_size", 4, 8)
+    found = Nearest(Search(config, None, plan), 100, machines=False)._needed(Fix((alone, beside), 0))
+    assert found.changes == (alone,)
