@@ -25,7 +25,7 @@ BUCKET = {"version": 3, "rank": 2, "alpha": 4.0}
 
 
 class Manager:
-    """What vLLM's manager does with adapters, as far as their names go: those of a fused layer become one."""
+    """A stand-in for vLLM's manager of adapters, as far as names go: those of a fused layer become one."""
 
     def __init__(self, *modules: str) -> None:
         self.modules = dict.fromkeys(modules)

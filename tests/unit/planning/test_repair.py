@@ -201,7 +201,7 @@ def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
 
 
 def test_a_change_that_mends_alone_is_offered_alone() -> None:
-    """Of two changes that were found together, one may only make up for the other."""
+    """Two changes were found together, of which one only makes up for the other."""
     config = from_dict({"batch": {"global_batch_size": 33, "num_generations": 8, "micro_batch_size": 4}})
     plan = make_plan(config)
     assert {str(item.rule) for item in plan.broken}

@@ -52,7 +52,7 @@ def test_responses_are_halved_down_to_256_tokens() -> None:
     [("cluster.nodes", True), ("cluster.gpu", True), ("model.path", True), ("batch.global_batch_size", False)],
 )
 def test_other_machines_and_other_models_are_not_what_one_has(key: str, of_machines: bool) -> None:
-    """Where only these are enough, a layout that makes do with what there is comes beside them."""
+    """Fixes that need these come with a layout that makes do with what there is."""
     assert distances.is_of_machines(key) is of_machines
 
 

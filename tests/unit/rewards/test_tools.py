@@ -199,7 +199,7 @@ def test_calls_as_bare_json(text: str, calls: list[Call]) -> None:
 
 
 def test_calls_as_xml(file: Path) -> None:
-    """What an argument stands for is said by the schema of the tool."""
+    """The schema of the tool says what type an argument has."""
     box = Toolbox.of(config(SEARCH, "own.py:slow").environment, "{{ tools }}<tool_call><function=")
     inside = "<function=search>\n<parameter=query>\n12\n34\n</parameter>\n<parameter=limit>\n2\n</parameter>\n"
     tags = '<parameter=tags>["a"]</parameter></function>'
