@@ -473,8 +473,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
             {"model": str(models[model]), **by_merging(given), **sections},
         )
     for name, (world, model, sections) in ADAPTED_BESIDE.items():
-        adapter = {"adapter": LORA["adapter"] | {"engine": "adapters"}}
-        worlds[world][f"adapted-beside-{name}"] = ("beside", {"model": str(models[model]), **adapter, **sections})
+        given = {"adapter": LORA["adapter"] | {"engine": "adapters"}, "model": str(models[model])}
+        worlds[world][f"adapted-beside-{name}"] = ("beside", given | sections)
     for name, (world, sections) in ADAPTED_SAVED.items():
         model = "qwen3moe-odd" if name in ADAPTED_EXPERTS else "qwen3-single"
         of_one = {"model": str(models[model]), **LORA, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
