@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gspo_hpc.checkpoint import compat, index
 from gspo_hpc.config.schema import Adapter, Config
-from gspo_hpc.models.adapter_table import AdapterPart, shapes, targets_of
+from gspo_hpc.models.adapter_table import AdapterPart, is_of_embedding, shapes, targets_of
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import hf_folder, peft_folder
@@ -57,7 +57,12 @@ def _sharded(name: str, module: lora.Lora, part: AdapterPart, which: str) -> Sha
     found: ShardedTensor = (
         make_sharded_tensor_for_checkpoint(matrix, name)
         if dim is None
-        else make_tp_sharded_tensor_for_checkpoint(matrix, name, tp_axis=dim)
+        else make_tp_sharded_tensor_for_checkpoint(
+            matrix,
+            name,
+            tp_axis=dim,
+            allow_shape_mismatch=is_of_embedding(name),  # ranks fill it up to equal parts
+        )
     )
     return found
 
@@ -77,7 +82,10 @@ def read(shards: Path, arch: Architecture, config: Config) -> tuple[dict[str, to
     """
     wanted, dtype = shapes(arch, config.adapter.rank, config.adapter.targets), DTYPES[config.model.dtype]
     places = {
-        name: ShardedTensor.from_rank_offsets(name, torch.empty(shape, dtype=dtype)) for name, shape in wanted.items()
+        name: ShardedTensor.from_rank_offsets(
+            name, torch.empty(shape, dtype=dtype), allow_shape_mismatch=is_of_embedding(name)
+        )
+        for name, shape in wanted.items()
     }
     loaded = compat.load({"model": {"0": places}}, shards)
     return loaded["model"]["0"], str(loaded["base"])
@@ -91,7 +99,7 @@ def settings(shards: Path, alpha: float | None) -> Adapter | None:
     found = {
         key: place.size
         for key, place in index.read(shards).state_dict_metadata.items()
-        if isinstance(place, TensorStorageMetadata) and key.endswith(".lora_A") and key.startswith("model.layers.")
+        if isinstance(place, TensorStorageMetadata) and key.endswith(".lora_A") and key.startswith("model.")
     }
     if not found:
         return None
@@ -115,8 +123,11 @@ def to_hugging_face(shards: Path, arch: Architecture, config: Config, out: Path)
         for name, weight in _base(arch, config, present):
             module = name.removesuffix(".weight")
             if (a := found.get(f"{module}.lora_A")) is not None:
-                transposed = lora.product(a, found[f"{module}.lora_B"])
-                weight = lora.added(weight, transposed, config.adapter.alpha / config.adapter.rank)
+                b, scale = found[f"{module}.lora_B"], config.adapter.alpha / config.adapter.rank
+                if is_of_embedding(f"{module}.lora_A"):
+                    weight = lora.added_to_rows(weight, a, b, scale)
+                else:
+                    weight = lora.added(weight, lora.product(a, b), scale)
             yield name, weight
         refuse_other_base(base, present.text(present.values()), path)
 
@@ -129,7 +140,8 @@ def from_peft(arch: Architecture, config: Config, shards: Path) -> dict[str, Ent
     `config` describes a run of one rank, whose `model.path` is the base that they belong to.
     """
     dtype, present = DTYPES[config.model.dtype], Fingerprint()
-    found = peft_folder.read(config.adapter, shapes(arch, config.adapter.rank, config.adapter.targets))
+    wanted = shapes(arch, config.adapter.rank, config.adapter.targets)
+    found = peft_folder.read(config.adapter, wanted, str(config.model.path))
     for _ in _base(arch, config, present):
         pass
     places = {name: ShardedTensor.from_rank_offsets(name, matrix.to(dtype)) for name, matrix in found.items()}

@@ -110,8 +110,8 @@ class Adapter(Section):
     alpha: Positive = key(32.0, "An adapter's product is scaled by alpha / rank.")
     targets: Texts = key(
         ("all-linear",),
-        "The linear layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj, or "
-        "all-linear for all of them.",
+        "The layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj, or "
+        "all-linear for all of these; and embed_tokens, in models whose head has weights of its own.",
     )
     dropout: Number = key(
         0.0,

@@ -14,13 +14,14 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.versions import swift
-from gspo_hpc.models.adapter_table import ALL, TARGETS
+from gspo_hpc.models.adapter_table import ALL, CHOICES, EMBEDDING, TARGETS
 
-# Layers by Megatron's names -> those that they are made of. One with several has one first matrix for all of them.
+# Layers by Megatron's names, or ms-swift's -> those that they are made of. One with several has one first matrix.
 _FUSED = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_fc1": ("gate_proj", "up_proj")}
 _SPLIT = {
     **{"linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_proj": "o_proj"},
     **{"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj", "linear_fc2": "down_proj"},
+    **{"word_embeddings": EMBEDDING, "all-embedding": EMBEDDING},
 }
 ONE_FIRST = "one first matrix for all of its layers there, and one for each here"
 PEFT = ("q_proj", "v_proj")  # of Llama, Qwen2, Qwen3, Mistral and Gemma, where LoraConfig names none
@@ -100,7 +101,7 @@ def _targets(draft: Draft, lora: Lora) -> None:
         last = name.removeprefix("self_attn.").removeprefix("mlp.")  # of every layer; layers.0.q_proj is of one
         parts = _FUSED.get(last) or ((_SPLIT[last],) if last in _SPLIT else ())
         shared += [last] if last in _FUSED else []
-        if parts or last in (ALL, *TARGETS):
+        if parts or last in CHOICES:
             found += parts or (last,)
         else:
             strange.append(name)

@@ -1,4 +1,4 @@
-"""The linear layers that adapters can be on: their names here and at Hugging Face, and the sizes of their matrices.
+"""The layers that adapters can be on: their names here and at Hugging Face, and the sizes of their matrices.
 
 No torch, so that a plan can count what is trained; :mod:`gspo_hpc.policy.adapters.lora` computes with it.
 """
@@ -12,6 +12,8 @@ from gspo_hpc.models.architecture import Architecture
 
 ALL = "all-linear"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EMBEDDING = "embed_tokens"  # only where it is named: all-linear leaves it out, as peft does
+CHOICES = (ALL, *TARGETS, EMBEDDING)
 
 _MIXTRAL_FAMILY = "MixtralForCausalLM"  # whose layers have experts, all of them, with names of their own
 TO_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -20,7 +22,10 @@ _OF_MIXTRAL = {theirs: target for target, theirs in TO_MIXTRAL.items()}
 
 @dataclass(frozen=True)
 class AdapterPart:
-    """A linear layer of Hugging Face's model with an adapter: A [rank, inputs], B [outputs, rank]."""
+    """A layer of Hugging Face's model with an adapter: A [rank, inputs], B [outputs, rank].
+
+    The inputs of an embedding are the tokens of the vocabulary.
+    """
 
     target: str
     module: str  # its name in Hugging Face's model
@@ -30,19 +35,25 @@ class AdapterPart:
 
 @dataclass(frozen=True)
 class AdaptedLinear:
-    """A linear layer of Megatron's that holds one or several of Hugging Face's, some of which have adapters."""
+    """A linear layer of Megatron's that holds one or several of Hugging Face's, some of which have adapters.
 
-    path: str  # in its layer, or of an expert: in that
+    The embedding counts as one.
+    """
+
+    path: str  # in its layer, or of an expert: in that; the embedding's in the model
     parts: tuple[AdapterPart, ...]  # in the order of their rows
-    cut: str  # of its weight, as in WeightMapping: "qkv" and "gate_up" are cut by rows, "columns" by columns
+    # Of its weight, as in WeightMapping: "qkv" and "gate_up" are cut by rows of W, "columns" by columns, and
+    # "vocab" by tokens, which are the inputs of an embedding and the rows of its weight.
+    cut: str
     expert: int | None = (
         None  # its expert's number in the layer, if it has one: then only some ranks of a stage hold it
     )
 
 
 def chosen(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets that a config names, in the order of TARGETS."""
-    return tuple(name for name in TARGETS if name in targets or ALL in targets)
+    """Return the targets that a config names, in the order of TARGETS, and the embedding behind them."""
+    every = ALL in targets
+    return tuple(name for name in (*TARGETS, EMBEDDING) if name in targets or (every and name != EMBEDDING))
 
 
 def targets_of(modules: Iterable[str]) -> tuple[str, ...]:
@@ -59,11 +70,26 @@ def module_names(arch: Architecture, targets: Sequence[str]) -> tuple[str, ...]:
 def shapes(arch: Architecture, rank: int, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the shapes of all matrices of a model, by their layer's name with lora_A or lora_B."""
     found: dict[str, tuple[int, int]] = {}
+    linears = list(embedding(arch, targets))
     for layer in range(arch.num_layers):
-        for part in (part for linear in every_linear(arch, targets, layer) for part in linear.parts):
-            found[f"{part.module}.lora_A"] = (rank, part.inputs)
-            found[f"{part.module}.lora_B"] = (part.outputs, rank)
+        linears += every_linear(arch, targets, layer)
+    for part in (part for linear in linears for part in linear.parts):
+        found[f"{part.module}.lora_A"] = (rank, part.inputs)
+        found[f"{part.module}.lora_B"] = (part.outputs, rank)
     return found
+
+
+def embedding(arch: Architecture, targets: Sequence[str]) -> list[AdaptedLinear]:
+    """Return the embedding if it has an adapter, else nothing."""
+    if EMBEDDING not in targets:
+        return []
+    part = AdapterPart(EMBEDDING, f"model.{EMBEDDING}", arch.vocab_size, arch.hidden_size)
+    return [AdaptedLinear("embedding.word_embeddings", (part,), "vocab")]
+
+
+def is_of_embedding(name: str) -> bool:
+    """Return whether a matrix is the embedding's, by its layer's name with lora_A or lora_B."""
+    return name.split(".")[-2] == EMBEDDING
 
 
 def every_linear(arch: Architecture, targets: Sequence[str], layer: int) -> Iterator[AdaptedLinear]:

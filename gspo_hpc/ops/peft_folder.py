@@ -10,21 +10,39 @@ import torch
 
 from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models import peft_config
-from gspo_hpc.models.adapter_table import targets_of
+from gspo_hpc.models.adapter_table import is_of_embedding, targets_of
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 
 _BEFORE, _AFTER = "base_model.model.", ".weight"  # around the names of matrices
+_OF_EMBEDDING = "lora_embedding_"  # what peft has in their names in place of lora_, and nothing behind them
+
+# Copies of the model's own weights in such a folder, and their names in the model.
+_COPIED = {
+    "model.embed_tokens.base_layer.weight": "model.embed_tokens.weight",
+    "lm_head.weight": "lm_head.weight",
+}
 
 
 def write(out: Path, adapter: Adapter, base: str, matrices: Mapping[str, torch.Tensor]) -> None:
     """Write `matrices`, by the names of layers with lora_A or lora_B, into the folder `out`, whole or not at all."""
     with hf_folder.whole(out) as staging:
-        tensors = {f"{_BEFORE}{name}{_AFTER}": matrix for name, matrix in matrices.items()}
+        tensors = {_theirs(name): matrix for name, matrix in matrices.items()}
         hf_folder.write_tensors(staging / peft_config.WEIGHTS, tensors)
         modules = list(dict.fromkeys(name.split(".")[-2] for name in matrices))
         content = json.dumps(peft_config.content(adapter, base, modules), indent=2)
         (staging / peft_config.CONFIG).write_text(f"{content}\n", "utf-8")
+
+
+def _theirs(name: str) -> str:
+    """Return a matrix's name in a folder of peft."""
+    if is_of_embedding(name):
+        return _BEFORE + name.replace(".lora_", f".{_OF_EMBEDDING}")
+    return f"{_BEFORE}{name}{_AFTER}"
+
+
+def _ours(name: str) -> str:
+    return name.removeprefix(_BEFORE).removesuffix(_AFTER).replace(f".{_OF_EMBEDDING}", ".lora_")
 
 
 def settings(folder: Path) -> Adapter:
@@ -32,23 +50,32 @@ def settings(folder: Path) -> Adapter:
     if (lacks := peft_config.missing(folder)) is not None:
         raise ValueError(lacks)
     rank, alpha = peft_config.rank_and_alpha(folder)
-    layers = [name.rsplit(".", 2)[0] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS)]
+    layers = [_ours(name).rpartition(".")[0] for name in hf_folder.tensors_of(folder / peft_config.WEIGHTS)]
     found = Adapter(type="lora", path=str(folder), rank=rank, alpha=alpha, targets=targets_of(layers))
     if (wrong := peft_config.obstacle(found)) is not None:
         raise ValueError(wrong)
     return found
 
 
-def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
+def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], base: str | Path) -> dict[str, torch.Tensor]:
     """Return the matrices of the folder `adapter.path`, which has to have those of `shapes` and no others.
 
-    Raises ValueError of one line for any other folder.
+    Beside an adapter on the embedding peft saves the model's own embedding and head; these have to be those of `base`,
+    a Hugging Face folder. Raises ValueError of one line for any other folder.
     """
     if (wrong := peft_config.obstacle(adapter)) is not None:
         raise ValueError(wrong)
     path = Path(str(adapter.path)) / peft_config.WEIGHTS
     stored = hf_folder.tensors_of(path)
-    found = {name.removeprefix(_BEFORE).removesuffix(_AFTER): tensor for name, tensor in stored.items()}
+    for name, there in _COPIED.items():
+        copy = stored.pop(f"{_BEFORE}{name}", None)
+        own = None if copy is None else hf_folder.Folder(base).read(there).to(copy.dtype)
+        if copy is not None and (own is None or not torch.equal(copy, own)):
+            raise ValueError(
+                f"adapter.path {adapter.path} has a {there} of its own, other than that of model.path {base}: merge it "
+                "into the model and give that as model.path"
+            )
+    found = {_ours(name): tensor for name, tensor in stored.items()}
     if others := sorted(found.keys() ^ shapes.keys()):
         which = sorted({name.split(".")[-2] for name in found if "." in name})
         raise ValueError(

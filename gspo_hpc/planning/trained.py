@@ -5,7 +5,7 @@ from __future__ import annotations
 from gspo_hpc.config.derived import adapters_beside_weights, engine_dtype, keeps_weights, trains_adapters
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
-from gspo_hpc.models.adapter_table import TARGETS
+from gspo_hpc.models.adapter_table import EMBEDDING, TARGETS
 from gspo_hpc.planning.estimates import activations, adapters, parameters
 from gspo_hpc.system.text import gib
 
@@ -18,7 +18,8 @@ def adapter(config: Config) -> str | None:
     if not trains_adapters(config):
         return None
     targets = adapters.targets(config)
-    where = "all linear layers" if len(targets) == len(TARGETS) else ", ".join(t for t in TARGETS if t in targets)
+    every, named = targets.issuperset(TARGETS), [one for one in TARGETS if one in targets]
+    where = ", ".join((["all linear layers"] if every else named) + ["the embedding"] * (EMBEDDING in targets))
     arch = architecture.find(config)
     words = f"LoRA of rank {config.adapter.rank} on {where}"
     if arch is None:

@@ -282,7 +282,7 @@ class Policy:
             if adapter.path is None:
                 matrices.fill(self.chunks, matrices.first_values(self.config.run.seed))
                 return
-            found = peft_folder.read(adapter, self._adapter_shapes())
+            found = peft_folder.read(adapter, self._adapter_shapes(), folder)
             self.first_adapters = peft_folder.fingerprint(found)
             matrices.fill(self.chunks, lambda name, shape: found[name])
 

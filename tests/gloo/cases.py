@@ -41,6 +41,7 @@ from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.models import architecture
+from gspo_hpc.models.adapter_table import is_of_embedding
 from gspo_hpc.ops import hf_folder, peft_folder
 from gspo_hpc.ops.weight_parts import Part, Scratch
 from gspo_hpc.policy import compat, passes, schedule
@@ -301,9 +302,14 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
     made, _ = policy(settings)
     objective, rollout = algorithms.resolve(settings.algorithm), spread(made)
     drawn = matrices.first_values(7)
-    matrices.fill(
-        made.chunks, lambda name, shape: drawn(name.replace("lora_B", "lora_A"), shape)
-    )  # B too: A has a gradient
+
+    def values(name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """What begins as zeros is drawn like the other matrix: else that has no gradient."""
+        if is_of_embedding(name):
+            return 0.1 * drawn(name.replace("lora_A", "lora_B"), shape)
+        return drawn(name.replace("lora_B", "lora_A"), shape)
+
+    matrices.fill(made.chunks, values)
     arrays = {f"first/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
     passed = update.logprob_pass(made, rollout, "old_logprobs", settings)
     arrays |= {f"logprobs/{slot}-{index}": array for (slot, index), array in everywhere(passed.logprobs).items()}

@@ -111,6 +111,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         root / "teacher", "qwen3", False, vocab_size=109, hidden_size=96, num_hidden_layers=8, intermediate_size=160
     )
     found["llama-wide"] = make(root / "wide", "llama", True, vocab_size=16384)
+    found["qwen3-broad"] = make(root / "broad", "qwen3", False, vocab_size=16381, num_hidden_layers=2)
     found["llama-large"] = make(root / "large", "llama", False, **LARGE)
     found["llama-half"] = make(root / "half", "llama", False, **LARGE | {"num_hidden_layers": 8})
     return found

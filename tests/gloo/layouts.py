@@ -213,6 +213,7 @@ PROBED_BY_TWO = {"pp2": "qwen3-single", "ep2": EXPERTS[-1]}  # an engine of two 
 
 LORA = {"adapter": {"type": "lora", "rank": 4, "alpha": 8}}
 SOME = {"adapter": {"type": "lora", "rank": 2, "alpha": 2, "targets": ["q_proj", "v_proj", "down_proj"]}}
+EMBEDDED = {"adapter": {"type": "lora", "rank": 4, "alpha": 8, "targets": ["all-linear", "embed_tokens"]}}
 # Adapters: ranks, model, what is given beside the layout, and the layout. Two ranks of the single key-value head share
 # its rows, as do four of two heads, where there is also a second one to take. Every way in which ranks share an adapter
 # is here once: more layouts of four ranks took a minute of two cores and found nothing more.
@@ -234,6 +235,13 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
         for name in ("tp2-dp2-distributed", "tp2-sp-cp2", "tp2-sp-pp2-vpp2")
     },
     "tp4-sp-some": (4, "qwen2-tied", SOME, PRODUCTS["tp4-sp"]),
+    # The embedding, too: the vocabulary of 101 tokens is filled up to equal parts of two and of four ranks.
+    "one-embedded": (1, "qwen3-untied", EMBEDDED, {}),
+    **{
+        f"{name}-embedded": (2, "qwen3-untied", EMBEDDED, LAYOUTS[name])
+        for name in ("tp2", "tp2-sp", "pp2-vpp2", "cp2", "tp2-sp-recomputed")
+    },
+    **{f"{name}-embedded": (4, "qwen3-untied", EMBEDDED, PRODUCTS[name]) for name in ("tp2-dp2-distributed", "tp4-sp")},
     # Experts: one rank of each family, and every way in which ranks have or share them.
     "one-mixtral": (1, "mixtral-untied", LORA, {}),
     "one-qwen2moe": (1, "qwen2moe-tied", LORA, {}),
@@ -257,6 +265,9 @@ ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
     **{name: (2, LAYOUTS[name]) for name in ("tp2-sp", "pp2-vpp2", "dp2-distributed")},
     "tp2-distributed-bfloat16": (2, {"model_dtype": "bfloat16", "parallel": TP2, **DISTRIBUTED}),
+    "embedded-one": (1, {}),
+    "tp2-dp2-distributed-embedded": (4, PRODUCTS["tp2-dp2-distributed"]),
+    "tp4-embedded": (4, PRODUCTS["tp4"]),
     "experts-one": (1, {}),
     "ep2-distributed": (2, EXPERT_LAYOUTS["ep2-distributed"][1]),
     "tp2-ep2-etp2": (4, EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
@@ -266,12 +277,24 @@ ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 ADAPTED_EXPERTS = ("experts-one", "ep2-distributed", "tp2-ep2-etp2", "pp2-ep2-distributed")  # of a model with experts
-ADAPTED_EXPORTED = ("ep2-distributed", "tp2-ep2-etp2")  # of these, checkpoints that are converted
+ADAPTED_EXPORTED = ("ep2-distributed", "tp2-ep2-etp2", "tp4-embedded")  # checkpoints of these that are converted
 
 
 def saved_one(name: str) -> str:
     """The case of one rank whose checkpoint is moved to the layout of a case, and back."""
+    if "embedded" in name:
+        return "embedded-one"
     return "experts-one" if name in ADAPTED_EXPERTS else "one"
+
+
+def saved_model(name: str) -> str:
+    """The model of such a case."""
+    return "qwen3moe-odd" if name in ADAPTED_EXPERTS else "qwen3-single"
+
+
+def saved_adapters(name: str) -> dict[str, Any]:
+    """The adapters of such a case."""
+    return EMBEDDED if "embedded" in name else LORA
 
 
 # Adapters whose memory is held against the plan's: ranks, model, adapters, and layout. Those of one rank and of four
@@ -288,6 +311,9 @@ ADAPTED_HELD: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "tp2-moving": (2, "qwen3-single", WIDE, LAYOUTS["tp2"] | MOVING),
     "tp4-sp": (4, "qwen2-tied", LORA, PRODUCTS["tp4-sp"]),
     "tp2-dp2-distributed": (4, "llama-half", WIDE, {**NARROW, **PRODUCTS["tp2-dp2-distributed"]}),
+    "tp2-sp-embedded": (2, "qwen3-broad", EMBEDDED, LAYOUTS["tp2-sp"]),
+    "pp2-embedded-bfloat16": (2, "qwen3-broad", EMBEDDED, {**LAYOUTS["pp2"], **NARROW}),
+    "dp2-distributed-embedded": (2, "qwen3-untied", EMBEDDED, DISTRIBUTED),
     "ep2-distributed": (2, "qwen3moe-untied", LORA, EXPERT_LAYOUTS["ep2-distributed"][1]),
     "tp2-ep2-etp2-experts": (4, "qwen2moe-tied", WIDE, EXPERT_LAYOUTS["tp2-ep2-etp2"][1]),
 }
@@ -298,6 +324,9 @@ ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one-some": (1, "llama-untied", SOME, {}),
     "one-selective": (1, "llama-untied", LORA, KEPT["one-selective"][2]),
     "one-full": (1, "qwen3-untied", LORA, KEPT["one-full"][2]),
+    "one-embedded": (1, "llama-untied", EMBEDDED, {}),
+    "one-embedded-alone": (1, "llama-untied", {"adapter": EMBEDDED["adapter"] | {"targets": ["embed_tokens"]}}, {}),
+    "tp2-sp-embedded": (2, "qwen3-untied", EMBEDDED, LAYOUTS["tp2-sp"]),
     "tp2-sp": (2, "qwen3-untied", WIDE, LAYOUTS["tp2-sp"]),
     "pp2": (2, "llama-untied", SOME, LAYOUTS["pp2"]),
     "tp4": (4, "llama-untied", LORA, PRODUCTS["tp4"]),
@@ -315,6 +344,8 @@ ADAPTED_MERGED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one": (1, "llama-large", SOME, {}),
     "one-bfloat16": (1, "llama-large", WIDE, NARROW),
     "tp2": (2, "llama-large", LORA, LAYOUTS["tp2"]),
+    "one-embedded": (1, "qwen3-broad", EMBEDDED, {}),
+    "tp2-embedded-bfloat16": (2, "qwen3-broad", EMBEDDED, LAYOUTS["tp2"] | NARROW),
 }
 
 
@@ -476,8 +507,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         given = {"adapter": LORA["adapter"] | {"engine": "adapters"}, "model": str(models[model])}
         worlds[world][f"adapted-beside-{name}"] = ("beside", given | sections)
     for name, (world, sections) in ADAPTED_SAVED.items():
-        model = "qwen3moe-odd" if name in ADAPTED_EXPERTS else "qwen3-single"
-        of_one = {"model": str(models[model]), **LORA, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
+        adapted = {"model": str(models[saved_model(name)]), **saved_adapters(name)}
+        of_one = {**adapted, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
         of_this = of_one | {"folder": str(folder / f"adapters-{name}")}
         worlds[world][f"adapted-saved-{name}"] = ("adapters_saved", of_this | sections)
         worlds[world][f"adapted-again-{name}"] = ("adapters_loaded", of_this | sections)
@@ -485,7 +516,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
             worlds[world][f"adapted-from-one-{name}"] = ("adapters_loaded", of_one | sections)
             back[f"adapted-to-one-{name}"] = ("adapters_loaded", of_this)
     for name in ADAPTED_EXPORTED:
-        given = {"model": str(models["qwen3moe-odd"]), **LORA, "folder": str(folder / f"adapters-{name}")}
+        adapted = {"model": str(models[saved_model(name)]), **saved_adapters(name)}
+        given = {**adapted, "folder": str(folder / f"adapters-{name}")}
         back[f"adapted-exported-{name}"] = ("adapters_exported", {**given, "out": str(folder / f"exported-{name}")})
     for name, (world, sections) in TAUGHT.items():
         both = {"model": tied, "teacher": str(models["qwen3-teacher"]), **sections}

@@ -1,4 +1,5 @@
-"""LoRA in every layout, dense models and experts: against one rank and `peft`, its base as it was, saved and loaded.
+"""LoRA in every layout, dense models, embeddings and experts: against one rank and `peft`, its base as it was, saved
+and loaded.
 
 Ten minutes on two cores that others keep busy; the cases take about 140 s of processor time, 80 of them with experts.
 
@@ -35,6 +36,7 @@ from tests.gloo.layouts import (
     ADAPTED_SAVED,
     Arrays,
     by_merging,
+    saved_model,
     saved_one,
 )
 from tests.gloo.reference import assert_takes_what_is_planned
@@ -46,7 +48,9 @@ MANY = [name for name, (world, *_) in ADAPTED.items() if world > 1 and not name.
 
 def one_of(name: str) -> str:
     """The case of one rank that a case is held against."""
-    return "adapted-one" + next((end for end in ("-some", "-single", *FAMILIES_OF_EXPERTS) if name.endswith(end)), "")
+    return "adapted-one" + next(
+        (end for end in ("-some", "-single", "-embedded", *FAMILIES_OF_EXPERTS) if name.endswith(end)), ""
+    )
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -77,12 +81,16 @@ def test_no_bit_of_the_base_changes(name: str, models: dict[str, Path], results:
 
 
 def test_recomputation_changes_no_bit(results: dict[str, Arrays]) -> None:
-    for plain, again in (("one", "one-recomputed"), ("tp2-sp", "tp2-sp-recomputed")):
-        one, many = results[f"adapted-{plain}"], results[f"adapted-{again}"]
+    for plain, again, end in (
+        ("one", "one-recomputed", ""),
+        ("tp2-sp", "tp2-sp-recomputed", ""),
+        ("tp2-sp", "tp2-sp-recomputed", "-embedded"),
+    ):
+        one, many = results[f"adapted-{plain}{end}"], results[f"adapted-{again}{end}"]
         assert [name for name in one if not np.array_equal(one[name], many[name])] == []
 
 
-@pytest.mark.parametrize("name", ["one", "one-some", "one-single", *(f"one{family}" for family in FAMILIES_OF_EXPERTS)])
+@pytest.mark.parametrize("name", [f"one{end}" for end in ("", "-some", "-single", "-embedded", *FAMILIES_OF_EXPERTS)])
 def test_merged_weights_are_the_sum(name: str, results: dict[str, Arrays]) -> None:
     """Engines get W + alpha / rank * B A, and W where there is no adapter."""
     found, adapter = results[f"adapted-{name}"], ADAPTED[name][2]["adapter"]
@@ -94,11 +102,18 @@ def test_merged_weights_are_the_sum(name: str, results: dict[str, Arrays]) -> No
         expected = found[f"base/{module}.weight"] if f"base/{module}.weight" in found else found[f"base/{module}"]
         if f"last/{module}.lora_A" in found:
             adapted += 1
-            expected = expected + scale * found[f"last/{module}.lora_B"] @ found[f"last/{module}.lora_A"]
+            product = scale * found[f"last/{module}.lora_B"] @ found[f"last/{module}.lora_A"]
+            expected = expected + (product.T if "embed" in module else product)
             assert not np.array_equal(merged, found[f"base/{module}.weight"])
         np.testing.assert_allclose(merged, expected, rtol=1e-5, atol=1e-6)
     matrices = sum(key.startswith("last/") for key in found)
-    assert adapted == {"one-some": 12, "one-mixtral": 64, "one-qwen2moe": 64, "one-qwen3moe": 112}.get(name, 28)
+    assert adapted == {
+        "one-some": 12,
+        "one-embedded": 29,
+        "one-mixtral": 64,
+        "one-qwen2moe": 64,
+        "one-qwen3moe": 112,
+    }.get(name, 28)
     assert matrices == 2 * adapted, "one of them is on no weight that goes to engines"
 
 
@@ -137,7 +152,8 @@ def of_peft(name: str, gradient: torch.Tensor, experts: int, expert_names: tuple
     It has one for all experts of a layer, and one for gate and up: A [experts, rank, inputs], or twice the rank, and B
     [outputs, rank, experts], of which the two have a half of rows and ranks each.
     """
-    module, _, which = name.removeprefix("base_model.model.").removesuffix(".default.weight").rpartition(".")
+    name = name.replace(".lora_embedding_", ".lora_").removesuffix(".weight").removesuffix(".default")
+    module, _, which = name.removeprefix("base_model.model.").rpartition(".")
     if not module.removesuffix(".base_layer").endswith(".experts"):
         return {f"{module}.{which}": gradient}
     both = module.endswith(".base_layer")
@@ -157,7 +173,7 @@ def of_peft(name: str, gradient: torch.Tensor, experts: int, expert_names: tuple
     }
 
 
-@pytest.mark.parametrize("name", ["one", "one-some", "one-single", "one-mixtral", "one-qwen3moe"])
+@pytest.mark.parametrize("name", ["one", "one-some", "one-single", "one-embedded", "one-mixtral", "one-qwen3moe"])
 def test_logprobs_and_gradients_equal_those_of_peft(
     name: str, models: dict[str, Path], results: dict[str, Arrays], tmp_path: Path
 ) -> None:
@@ -265,21 +281,22 @@ def test_a_checkpoint_of_adapters_moves_between_layouts(name: str, results: dict
 
 
 @pytest.mark.parametrize("name", ADAPTED_EXPORTED)
-def test_a_checkpoint_of_experts_is_converted_both_ways(
-    name: str, models: dict[str, Path], results: dict[str, Arrays]
-) -> None:
+def test_a_checkpoint_is_converted_both_ways(name: str, models: dict[str, Path], results: dict[str, Arrays]) -> None:
     """To peft and back bit for bit, and merged into the base."""
-    found, base = results[f"adapted-exported-{name}"], load_file(models["qwen3moe-odd"] / "model.safetensors")
+    found, base = results[f"adapted-exported-{name}"], load_file(models[saved_model(name)] / "model.safetensors")
     saved = {key.removeprefix("saved/"): one for key, one in results[f"adapted-saved-{name}"].items() if "saved" in key}
-    assert sum(key.startswith("again/") for key in found) == len(saved) == 2 * 3 * (4 + 6 * 3)
+    expected_number = 2 * (4 * 7 + 1) if "embedded" in name else 2 * 3 * (4 + 6 * 3)
+    assert sum(key.startswith("again/") for key in found) == len(saved) == expected_number
     for key, matrix in saved.items():
         assert np.array_equal(found[f"again/{key}"], matrix), key
-        assert np.array_equal(found[f"peft/base_model.model.{key}.weight"], matrix), key
+        theirs = key.replace(".lora_", ".lora_embedding_") if "embed" in key else f"{key}.weight"
+        assert np.array_equal(found[f"peft/base_model.model.{theirs}"], matrix), key
     assert {key.removeprefix("merged/") for key in found if key.startswith("merged/")} == base.keys()
     for key, weight in base.items():
         module, expected = key.removesuffix(".weight"), weight.numpy()
         if f"{module}.lora_A" in saved:
-            expected = expected + 2.0 * saved[f"{module}.lora_B"] @ saved[f"{module}.lora_A"]
+            product = 2.0 * saved[f"{module}.lora_B"] @ saved[f"{module}.lora_A"]
+            expected = expected + (product.T if "embed" in module else product)
         np.testing.assert_allclose(found[f"merged/{key}"], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -309,6 +326,7 @@ def test_a_micro_batch_keeps_what_the_estimate_says(
     for stage, total in measured["kept"].tolist():
         held = activations.kept(arch, settings, parameters.layers_of(arch, settings, stage)).held
         ends = arch.hidden_size * (3 if stage == pp - 1 else 0)  # the last norm, and the rows that predict something
+        ends += activations.of_embedding(settings) * (stage == 0)
         layers = parameters.layers_of(arch, settings, stage)
         copies = 0 if name == "one-full" else adapters.joined(arch, settings, layers)
         within = 0.06 if name == "one-full" else 0.02

@@ -4,8 +4,8 @@ Counted as autograd saves it for the layers of policy/model.py:
 a norm keeps its input and its output (torch's composite one on the CPU the normalised input as well),
 attention its inputs and its result, an MLP both halves of its first product and what is made of them: the product of
 the two, and where SwiGLU is not fused also its factors. Attention keeps no scores. Where adapters are trained, a
-layer without one keeps none of its inputs, and what has a gradient begins with the first adapter. The idea is that of
-Korthikanti et al., arXiv:2205.05198; the terms are this model's.
+layer without one keeps none of its inputs, and what has a gradient begins with the first adapter, which the embedding
+may have. The idea is that of Korthikanti et al., arXiv:2205.05198; the terms are this model's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gspo_hpc.config.derived import fuses_swiglu, trains_adapters
 from gspo_hpc.config.schema import Config, Memory
+from gspo_hpc.models.adapter_table import EMBEDDING
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning.estimates import adapters
 
@@ -77,7 +78,8 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
     if frozen:
         low = adapters.low(config)
         halves = (_HALVES + gated) * arch.ffn_hidden_size / tp
-        first = number == 0 and config.memory.recompute_granularity is None  # the embedding has no gradient
+        # Is there no gradient before this layer?
+        first = number == 0 and config.memory.recompute_granularity is None and EMBEDDING not in targets
         dark = first and not targets & _INTO_ATTENTION  # up to attention's last matrix
         darker = dark and "o_proj" not in targets  # up to the MLP
         darkest = darker and not targets & _INTO_MLP
@@ -109,6 +111,13 @@ def layer(arch: Architecture, config: Config, number: int) -> Layer:
         routed * (hidden * etp + _HALVES * mixture.ffn_hidden_size),
         routed * (gated + (not fused)) * mixture.ffn_hidden_size,  # the router's weight is a factor of its own
     )
+
+
+def of_embedding(config: Config) -> float:
+    """Return the elements that the embedding's adapter keeps of a token between its two matrices, if it has one."""
+    parallel = config.parallel
+    own = 1 / parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1.0
+    return config.adapter.rank * own * (EMBEDDING in adapters.targets(config))
 
 
 def _frozen_mixture(arch: Architecture, config: Config, dense: Layer, darker: bool) -> Layer:

@@ -1,8 +1,8 @@
 """The sizes of a rank's adapters, beside weights that are frozen.
 
 They are those of policy/adapters/lora.py. Of a layer that tensor-parallel ranks cut by rows, B is cut with it and A
-whole on every rank; of one that is cut by columns it is the reverse. Where there are more ranks than key-value heads, B
-of queries, keys and values is whole as well.
+whole on every rank; of one that is cut by columns, and of the embedding, it is the reverse. Where there are more ranks
+than key-value heads, B of queries, keys and values is whole as well.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from gspo_hpc.config.constants import LORA_RANKS
+from gspo_hpc.config.constants import LORA_RANKS, MERGED_ROWS
 from gspo_hpc.config.derived import adapters_beside_weights, engine_itemsize, trains_adapters
 from gspo_hpc.config.schema import Config
-from gspo_hpc.models.adapter_table import AdaptedLinear, adapted_linears, chosen, examples, kinds
+from gspo_hpc.models.adapter_table import (
+    AdaptedLinear,
+    AdapterPart,
+    adapted_linears,
+    chosen,
+    embedding,
+    examples,
+    kinds,
+)
 from gspo_hpc.models.architecture import Architecture
 
 _FP32 = 4  # bytes
@@ -34,8 +42,20 @@ class Elements(NamedTuple):
 
 
 def of_layers(arch: Architecture, config: Config, layers: Sequence[int]) -> Elements:
-    """Return the elements of a rank that has these layers, without those of experts; none without adapters."""
-    return _summed(arch, config, layers, experts=False)
+    """Return the elements of a rank that has these layers, without those of experts; none without adapters.
+
+    A rank that has layer 0 has the embedding, too.
+    """
+    cut, whole = _summed(arch, config, layers, experts=False)
+    size, rank = config.parallel.tensor_model_parallel_size, config.adapter.rank
+    for part in _of_embedding(arch, config) if 0 in layers else []:
+        cut, whole = cut + rank * -(-part.inputs // size), whole + rank * part.outputs
+    return Elements(cut, whole)
+
+
+def _of_embedding(arch: Architecture, config: Config) -> list[AdapterPart]:
+    linears = embedding(arch, config.adapter.targets) if trains_adapters(config) else []
+    return [part for linear in linears for part in linear.parts]
 
 
 def of_experts(arch: Architecture, config: Config, layers: Sequence[int]) -> Elements:
@@ -124,7 +144,8 @@ def _inputs(arch: Architecture, targets: tuple[str, ...], layer: int, size: int,
 
 def of_model(arch: Architecture, config: Config) -> int:
     """Return the parameters of all adapters of a model; 0 where none are trained."""
-    return _whole(arch, config, experts=False) + experts_of_model(arch, config)
+    alone = config.adapter.rank * sum(part.inputs + part.outputs for part in _of_embedding(arch, config))
+    return _whole(arch, config, experts=False) + experts_of_model(arch, config) + alone
 
 
 def experts_of_model(arch: Architecture, config: Config) -> int:
@@ -147,7 +168,7 @@ def merging(arch: Architecture, config: Config) -> int:
     """Return the bytes that a rank takes to merge adapters into the largest weight that has any, for engines.
 
     Beside the weight there are the product of the two matrices and the sum, both in fp32, and the weight itself in
-    fp32 where it has 16 bits.
+    fp32 where it has 16 bits. The embedding's is made block by block of its rows, and is whole at the end.
     """
     if not trains_adapters(config) or adapters_beside_weights(config, experts=arch.experts is not None):
         return 0
@@ -162,7 +183,12 @@ def merging(arch: Architecture, config: Config) -> int:
                 "gate_up": 2 * part.outputs,
             }.get(linear.cut, part.outputs)
             largest = max(largest, rows * part.inputs // size)
-    return largest * _FP32 * (2 if wide else 3)
+    each = _FP32 * (2 if wide else 3)
+    found = largest * each
+    for part in _of_embedding(arch, config):
+        rows, own = -(-part.inputs // tp), _FP32 if wide else 2
+        found = max(found, part.outputs * (rows * own + min(rows, MERGED_ROWS) * each))
+    return found
 
 
 def of_engine(arch: Architecture, config: Config) -> int:
@@ -196,7 +222,7 @@ def travelling(arch: Architecture, config: Config) -> int:
 
 
 def targets(config: Config) -> frozenset[str]:
-    """Return the linear layers that have adapters."""
+    """Return the layers that have adapters."""
     return frozenset(chosen(config.adapter.targets)) if trains_adapters(config) else frozenset()
 
 

@@ -65,7 +65,8 @@ def of_update(arch: Architecture, config: Config, stage: int, state: parameters.
     layers_here = parameters.layers_of(arch, config, stage)
     kept = activations.kept(arch, config, layers_here)
     last = stage == parallel.pipeline_model_parallel_size - 1
-    ends = arch.hidden_size * (3 if last else 1)  # the last norm's input and output, and the hidden states that leave
+    ends = arch.hidden_size * (3.0 if last else 1.0)  # the last norm's input and output, and hidden states that leave
+    ends += activations.of_embedding(config) if stage == 0 else 0.0
     micro_batch, flight = (kept.held + ends) * size, in_flight(config, stage)
     whole_again = config.memory.recompute_granularity == "full"  # then only the layer at work has copies
     micro_batch += adapters.joined(arch, config, layers_here[:1] if whole_again else layers_here) * item

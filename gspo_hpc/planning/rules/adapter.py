@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.config import derived
-from gspo_hpc.models.adapter_table import ALL, TARGETS, TO_MIXTRAL, examples, kinds
+from gspo_hpc.models.adapter_table import ALL, CHOICES, EMBEDDING, TO_MIXTRAL, embedding, examples, kinds
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
 from gspo_hpc.system.text import near_miss
 
 _OTHERS = {
-    "embed_tokens": "engines would need all of its rows again after every update",
     "lm_head": "the head is computed in chunks, from its weight alone",
     "gate": "routers stay as they are",
     **{theirs: f"here its name is {target}" for target, theirs in TO_MIXTRAL.items()},
@@ -25,6 +24,7 @@ class AdapterRule(RuleId):
 
     ADAPTER_TYPE_GIVEN = auto()
     ADAPTER_TARGETS_KNOWN = auto()
+    ADAPTER_EMBEDDING_APART = auto()
     ADAPTER_DROPOUT = auto()
     ADAPTER_KNOWN_LAYERS = auto()
     ADAPTER_OWN_PROVIDER = auto()
@@ -52,18 +52,29 @@ def _type(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
-@rule(AdapterRule.ADAPTER_TARGETS_KNOWN, "`adapter.targets` names linear layers that can have adapters, at least one")
+@rule(AdapterRule.ADAPTER_TARGETS_KNOWN, "`adapter.targets` names layers that can have adapters, at least one")
 def _targets(plan: PlanBuilder) -> Iterator[str]:
     targets = plan.config.adapter.targets
     if _adapted(plan) and not targets:
         yield f"adapter.targets is empty, so nothing would be trained: give adapter.targets=[{ALL}]"
-    known = ", ".join((ALL, *TARGETS))
+    known = ", ".join(CHOICES)
     for name in targets if _adapted(plan) else ():
         if name in _OTHERS:
             yield f"adapter.targets: {name} cannot have an adapter: {_OTHERS[name]}; known: {known}"
-        elif name not in (ALL, *TARGETS):
-            hint = near_miss(name, (ALL, *TARGETS))
+        elif name not in CHOICES:
+            hint = near_miss(name, CHOICES)
             yield f"adapter.targets: {name} is no layer of the model{hint}; known: {known}"
+
+
+@rule(AdapterRule.ADAPTER_EMBEDDING_APART, "an adapter on the embedding needs a model whose head has its own weights")
+def _embedding(plan: PlanBuilder) -> Iterator[str]:
+    arch = plan.architecture
+    if _adapted(plan) and EMBEDDING in plan.config.adapter.targets and arch is not None and arch.tie_word_embeddings:
+        yield (
+            f"adapter.targets: {EMBEDDING} cannot have an adapter in a model whose head is the embedding's weight "
+            "(tie_word_embeddings): merged into it, what is trained for the input alone would change the head, too; "
+            f"leave {EMBEDDING} out"
+        )
 
 
 @rule(AdapterRule.ADAPTER_DROPOUT, "`adapter.dropout` is 0")
@@ -82,12 +93,12 @@ def _rank(plan: PlanBuilder) -> Iterator[str]:
     if not _adapted(plan) or arch is None:
         return
     targets = plan.config.adapter.targets
-    linears = (linear for layer in examples(arch) for linear in kinds(arch, targets, layer))
+    linears = [*embedding(arch, targets), *(one for layer in examples(arch) for one in kinds(arch, targets, layer))]
     sizes = [min(part.inputs, part.outputs) for linear in linears for part in linear.parts]
     least = min(sizes, default=rank)
     if rank > least:
         yield (
-            f"adapter.rank ({rank}) must be at most {least}, the smallest size of the linear layers that have one: two "
+            f"adapter.rank ({rank}) must be at most {least}, the smallest size of the layers that have one: two "
             "matrices of a higher rank would have more elements than the weight that they stand for"
         )
 

@@ -1,4 +1,4 @@
-"""LoRA adapters beside the linear layers of Megatron's model (arXiv 2106.09685), in every layout.
+"""LoRA adapters beside the linear layers and the embedding of Megatron's model (arXiv 2106.09685), in every layout.
 
 A linear layer with weight W gets ``scale * B (A x)`` added to its output. W is frozen; A [rank, inputs] is drawn from
 the run's seed and the name of its layer, whatever the layout, and B [outputs, rank] begins as zeros. Megatron's fused
@@ -16,6 +16,9 @@ and Megatron sums what they make of them and what they give back. So nothing is 
 and B cut, or B whole and A cut, each rank has a part of both sums, and of the gradient of the matrix that is whole.
 Those gradients are summed over these ranks when all micro-batches are done (:func:`sum_gradients_of_experts`). Routers
 stay as they are.
+
+The embedding's A is looked up as its weight is: every tensor-parallel rank has the columns of its tokens, and the sum
+over ranks has `rank` numbers a token. As in `peft` its A begins as zeros, and B is drawn.
 
 Shapes: T tokens of a micro-batch, R rank of the adapters.
 """
@@ -39,8 +42,9 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from gspo_hpc.config.constants import MERGED_ROWS
 from gspo_hpc.config.schema import Adapter
-from gspo_hpc.models.adapter_table import AdaptedLinear, AdapterPart, every_linear
+from gspo_hpc.models.adapter_table import AdaptedLinear, AdapterPart, embedding, every_linear
 from gspo_hpc.models.architecture import Architecture
 
 _NAME = "lora"  # of the module in its linear layer
@@ -54,7 +58,7 @@ class Lora(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.enabled = True
-        self.parts, self.by_rows = linear.parts, linear.cut != "columns"
+        self.parts, self.by_rows = linear.parts, linear.cut not in ("columns", "vocab")
         self._cut, self._rank, self._scale = linear.cut, adapter.rank, adapter.alpha / adapter.rank
         self.expert = linear.expert
         self._size, self._mine = settings.tensor_model_parallel_size, parallel_state.get_tensor_model_parallel_rank()
@@ -66,7 +70,7 @@ class Lora(torch.nn.Module):
         for part in self.parts:
             for which in "ab":
                 whole, dim = self.shape(part, which), self.cut_dim(which)
-                shape = [length // (self._size if place == dim else 1) for place, length in enumerate(whole)]
+                shape = [-(-length // self._size) if place == dim else length for place, length in enumerate(whole)]
                 parameter = torch.nn.Parameter(torch.empty(shape, dtype=settings.params_dtype))
                 if self.expert is not None:
                     # Megatron's norm of gradients counts what is cut on every rank, and what is shared on none.
@@ -115,9 +119,13 @@ class Lora(torch.nn.Module):
         return added(weight, self._joined([product(a, b) for a, b in pairs]), self._scale)
 
     def local(self, whole: torch.Tensor, which: str) -> torch.Tensor:
-        """Return this rank's part of a whole A or B."""
+        """Return this rank's part of a whole A or B; of a vocabulary, with zeros where ranks have rows without one."""
         dim = self.cut_dim(which)
-        return whole if dim is None else whole.chunk(self._size, dim)[self._mine]
+        if dim is None:
+            return whole
+        if lacking := -whole.shape[dim] % self._size:
+            whole = torch.nn.functional.pad(whole, (0, lacking))  # A's last dimension, which alone may not divide
+        return whole.chunk(self._size, dim)[self._mine]
 
     def partial(self) -> Iterator[torch.nn.Parameter]:
         """Yield the matrices of which each rank that shares an expert has a part of the gradient."""
@@ -151,7 +159,7 @@ class Lora(torch.nn.Module):
 
     def _joined(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the outputs of the parts [..., rows] in the order of the rows of W; rows without an adapter are 0."""
-        if self._cut == "columns":
+        if self._cut in ("columns", "vocab"):
             return outputs[0]
         have = {part.target: output for part, output in zip(self.parts, outputs, strict=True)}
         lead = outputs[0].shape[:-1]
@@ -160,6 +168,37 @@ class Lora(torch.nn.Module):
         width = outputs[0].shape[-1]
         both = [have.get(name, outputs[0].new_zeros(())) for name in ("gate_proj", "up_proj")]
         return torch.cat([one.expand(*lead, width) for one in both], -1)
+
+
+class EmbeddingLora(Lora):
+    """The adapter of the embedding, on this tensor-parallel rank."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the embedding's output, in its shape, from tokens x [1, T]."""
+        (part,) = self.parts
+        a = self.matrix(part, "a")  # [R, tokens of this rank]
+        here = x - self._mine * a.shape[1]
+        others = (here < 0) | (here >= a.shape[1])
+        low = torch.nn.functional.embedding(here.masked_fill(others, 0), a.t())
+        low = low.masked_fill(others[..., None], 0.0)
+        if self._by_sequence:  # where the embedding puts tokens first, too
+            low = low.transpose(0, 1).contiguous()
+        return torch.nn.functional.linear(self._exchanged(low) * self._scale, self.matrix(part, "b"))
+
+    @torch.no_grad()
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of W + scale * (B A) transposed, added in fp32 and rounded once."""
+        (part,) = self.parts
+        return added_to_rows(weight, self.matrix(part, "a"), self.matrix(part, "b"), self._scale)
+
+
+def added_to_rows(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return an embedding [tokens, outputs] with scale * (B A) transposed added in fp32, block by block of its rows."""
+    result = torch.empty_like(weight)
+    rows = MERGED_ROWS
+    for place, block, columns in zip(result.split(rows), weight.split(rows), a.split(rows, 1), strict=False):
+        place.copy_(torch.add(block.float(), product(columns, b), alpha=scale))
+    return result
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -220,8 +259,12 @@ def _copied(values: torch.Tensor) -> torch.Tensor:
 
 
 def attach(model: Any, adapter: Adapter, arch: Architecture) -> None:
-    """Freeze a chunk of the model, and give its linear layers adapters, without values yet."""
+    """Freeze a chunk of the model, and give its layers adapters, without values yet."""
     model.requires_grad_(False)
+    for linear in embedding(arch, adapter.targets) if model.pre_process else []:
+        module = model.get_submodule(linear.path)
+        module.add_module(_NAME, EmbeddingLora(linear, adapter, arch, model.config))
+        module.register_forward_hook(_add_to_embedding)
     for layer, number in zip(model.decoder.layers, layer_numbers(model), strict=True):
         for linear in every_linear(arch, adapter.targets, number):
             if linear.expert is not None and owner(arch, linear.expert) != _expert_rank():
@@ -260,6 +303,12 @@ def _add(module: torch.nn.Module, inputs: tuple[Any, ...], output: tuple[torch.T
     return (output[0] + lora(inputs[0]), output[1]) if lora.enabled else output
 
 
+def _add_to_embedding(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    lora = module.get_submodule(_NAME)
+    assert isinstance(lora, EmbeddingLora)
+    return output + lora(inputs[0]) if lora.enabled else output
+
+
 def _want_gradient(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     return output.requires_grad_() if torch.is_grad_enabled() else output
 
@@ -283,7 +332,7 @@ def of_weights(model: torch.nn.Module) -> dict[str, Lora]:
 
 
 def of_weights_in_order(model: torch.nn.Module) -> list[Lora]:
-    """Return the adapters of a chunk in the order of its layers."""
+    """Return the adapters of a chunk, or of a layer, in the order of layers; that of the embedding is the first."""
     return [module for module in model.modules() if isinstance(module, Lora)]
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gspo_hpc.config.schema import Adapter
-from gspo_hpc.models.adapter_table import AdapterPart, every_linear
+from gspo_hpc.models.adapter_table import AdapterPart, embedding, every_linear, is_of_embedding
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.policy.adapters.lora import Lora, layer_numbers, of_weights_in_order, owner
 
@@ -40,14 +40,18 @@ def fill(chunks: Sequence[Any], values: Callable[[str, tuple[int, int]], torch.T
 def first_values(seed: int) -> Callable[[str, tuple[int, int]], torch.Tensor]:
     """Return the values that a run begins with: A as `peft` draws it (Kaiming, uniform, a = sqrt(5)), B as zeros.
 
-    They depend on the seed and on the name of the layer, and on nothing else.
+    Of the embedding A is zeros, and B drawn from a normal distribution, as `peft` has it. Values depend on the seed and
+    on the name of the layer, and on nothing else.
     """
 
     def values(name: str, shape: tuple[int, int]) -> torch.Tensor:
-        if name.endswith("lora_B"):
+        of_embedding = is_of_embedding(name)
+        if name.endswith("lora_A" if of_embedding else "lora_B"):
             return torch.zeros(shape)
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        if of_embedding:
+            return torch.empty(shape).normal_(generator=generator)
         bound = 1.0 / math.sqrt(shape[1])
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
@@ -60,6 +64,8 @@ def whole_matrices(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, whole matrix in fp32) of all adapters, in the order of layers, on every rank. Collective.
 
+    That of the embedding comes first.
+
     `value` returns what is wanted of a parameter, in its shape, such as itself or its gradient.
     """
     stages = parallel_state.get_pipeline_model_parallel_group()
@@ -67,21 +73,24 @@ def whole_matrices(
     mine = {name: (lora, part, which) for name, lora, part, which in of_chunks(chunks)}
     first = next(parameter for chunk in chunks for parameter in chunk.parameters())
     holders = _holders(chunks, arch.num_layers, stages, first.device)
+    every = [(0, linear) for linear in embedding(arch, adapter.targets)]  # on the first stage
     for layer, holder in enumerate(holders):
-        for linear in every_linear(arch, adapter.targets, layer):
-            for part, which in ((part, which) for part in linear.parts for which in "ab"):
-                name = f"{part.module}.lora_{which.upper()}"
-                shape = (adapter.rank, part.inputs) if which == "a" else (part.outputs, adapter.rank)
-                whole: torch.Tensor | None = None
-                if name in mine:
-                    lora, own, _ = mine[name]
-                    shard = value(lora.matrix(own, which)).detach().float()
-                    whole = _gathered(shard, lora.cut_dim(which), _sharers(lora)).contiguous()
-                if linear.expert is not None and holder == stages.rank():
-                    whole = _sent(whole, shape, owner(arch, linear.expert), owners, first.device)
-                whole = _sent(whole, shape, holder, stages, first.device)
-                assert tuple(whole.shape) == shape, name
-                yield name, whole
+        every += [(holder, linear) for linear in every_linear(arch, adapter.targets, layer)]
+    for holder, linear in every:
+        for part, which in ((part, which) for part in linear.parts for which in "ab"):
+            name = f"{part.module}.lora_{which.upper()}"
+            shape = (adapter.rank, part.inputs) if which == "a" else (part.outputs, adapter.rank)
+            whole: torch.Tensor | None = None
+            if name in mine:
+                lora, own, _ = mine[name]
+                shard = value(lora.matrix(own, which)).detach().float()
+                whole = _gathered(shard, lora.cut_dim(which), _sharers(lora))
+                whole = whole[:, : shape[1]].contiguous()  # without what fills up a vocabulary
+            if linear.expert is not None and holder == stages.rank():
+                whole = _sent(whole, shape, owner(arch, linear.expert), owners, first.device)
+            whole = _sent(whole, shape, holder, stages, first.device)
+            assert tuple(whole.shape) == shape, name
+            yield name, whole
 
 
 def _sent(

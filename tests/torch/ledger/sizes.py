@@ -32,7 +32,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.packing import Sample, pack, token_count
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.exchange import wire_format
-from gspo_hpc.models.adapter_table import examples, kinds
+from gspo_hpc.models.adapter_table import embedding, examples, kinds
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.weight_table import stage_table
 from gspo_hpc.ops import logprobs
@@ -238,7 +238,8 @@ def merging(arch: Architecture, config: Config) -> int:
     if config.adapter.type is None:
         return 0
     parallel, rank = config.parallel, config.adapter.rank
-    linears = [linear for layer in examples(arch) for linear in kinds(arch, config.adapter.targets, layer)]
+    linears = embedding(arch, config.adapter.targets)
+    linears += [linear for layer in examples(arch) for linear in kinds(arch, config.adapter.targets, layer)]
     names = {f"{part.module}.weight" for linear in linears for part in linear.parts}
     table = [entry for entry in stage_table(arch, 0, arch.num_layers, True, True) if names.intersection(entry.hf)]
     tp = parallel.tensor_model_parallel_size
@@ -247,10 +248,14 @@ def merging(arch: Architecture, config: Config) -> int:
     with _ONE_AT_A_TIME, FakeTensorMode():
         for entry in table:
             rows, columns = shard_shape(entry, arch, tp if entry.expert is None else etp)
-            weight, a = torch.empty(rows, columns, dtype=dtype), torch.empty(rank, columns, dtype=dtype)
-            b = torch.empty(rows, rank, dtype=dtype)
+            weight, apart = torch.empty(rows, columns, dtype=dtype), entry.cut == "vocab"
+            inputs, outputs = (rows, columns) if apart else (columns, rows)
+            a, b = torch.empty(rank, inputs, dtype=dtype), torch.empty(outputs, rank, dtype=dtype)
             with Storages(least=LEAST) as storages:
-                lora.added(weight, lora.product(a, b), 1.0)
+                if apart:
+                    lora.added_to_rows(weight, a, b, 1.0)
+                else:
+                    lora.added(weight, lora.product(a, b), 1.0)
             taken.append(storages.peak)
     return max(taken)
 

@@ -61,10 +61,15 @@ def model(tiny_folder: Path) -> Path:
     return tiny_folder / "model"
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_never_pass_their_cards(preset: str, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+EMBEDDED = ("qwen2.5_72b_lora_tp8", ["adapter.targets=[all-linear,embed_tokens]"])  # merged, a part of it on each rank
+
+
+@pytest.mark.parametrize(("preset", "more"), [*((preset, []) for preset in PRESETS), EMBEDDED])
+def test_presets_never_pass_their_cards(
+    preset: str, more: list[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
     """A start, evaluations, deaths in a rollout and in an evaluation, saves, a stop in a rollout, and a resume."""
-    config = loader.load(paths.PRESETS / f"{preset}.yaml", EVENTS)
+    config = loader.load(paths.PRESETS / f"{preset}.yaml", [*EVENTS, *more])
     job = job_of(config, model, 1, SCRIPT)
     end = run(job, Cursor(), monkeypatch, model)
     assert end.step < 9

@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 
 from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models import peft_config
@@ -35,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
-    found = peft_folder.read(adapter(folder), SHAPES)
+    found = peft_folder.read(adapter(folder), SHAPES, "base")
     drawn = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
     assert found.keys() == drawn.keys() and all(torch.equal(found[name], drawn[name]) for name in drawn)
 
@@ -49,12 +51,45 @@ def test_names_of_mixtral_are_its_own(tmp_path: Path) -> None:
     assert peft_folder.settings(tmp_path / "made").targets == ("gate_proj", "up_proj", "down_proj")
 
 
+EMBEDDING = "model.embed_tokens"
+OF_EMBEDDING = {f"{EMBEDDING}.lora_A": (4, 16), f"{EMBEDDING}.lora_B": (12, 4)}
+
+
+def embedded(path: Path | None = None) -> Adapter:
+    """The section of a run with an adapter on the embedding."""
+    return adapter(path, targets=("q_proj", "embed_tokens"))
+
+
+def test_peft_reads_an_adapter_of_the_embedding_and_its_own_folder_is_read(tmp_path: Path) -> None:
+    """Beside it peft saves copies of the model's embedding and head: others than those of `model.path` are refused."""
+    sizes = {"vocab_size": 16, "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=3, num_key_value_heads=3, head_dim=2)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "base")
+    shapes = OF_EMBEDDING | SHAPES | {f"{LAYER}.q_proj.lora_A": (4, 12)}
+    drawn = {name: torch.randn(shape) for name, shape in shapes.items()}
+    peft_folder.write(tmp_path / "ours", embedded(), str(tmp_path / "base"), drawn)
+    tokens = torch.arange(16)[None]
+    plain = model(tokens).logits
+    theirs = peft.PeftModel.from_pretrained(model, tmp_path / "ours")
+    weights = {key: weight for key, weight in theirs.named_parameters() if "lora_embedding" in key}
+    assert len(weights) == 2 and not torch.allclose(theirs(tokens).logits, plain)
+    theirs.save_pretrained(tmp_path / "theirs")
+    found = peft_folder.read(embedded(tmp_path / "theirs"), shapes, tmp_path / "base")
+    assert found.keys() == drawn.keys() and all(torch.equal(found[name], drawn[name]) for name in drawn)
+    assert peft_folder.settings(tmp_path / "theirs").targets == ("q_proj", "embed_tokens")
+    other = transformers.LlamaForCausalLM(config)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"has a .* of its own, other than that of model\.path"):
+        peft_folder.read(embedded(tmp_path / "theirs"), shapes, tmp_path / "other")
+
+
 def test_other_layers_are_refused_with_the_targets_that_fit(folder: Path) -> None:
     others = {name.replace("q_proj", "v_proj"): shape for name, shape in SHAPES.items()}
     with pytest.raises(ValueError, match=r"give adapter\.targets=\[q_proj\]"):
-        peft_folder.read(adapter(folder, targets=("v_proj",)), others)
+        peft_folder.read(adapter(folder, targets=("v_proj",)), others, "base")
     with pytest.raises(ValueError, match=r"lora_B is \(6, 4\), but the model needs \(12, 4\)"):
-        peft_folder.read(adapter(folder), SHAPES | {f"{LAYER}.q_proj.lora_B": (12, 4)})
+        peft_folder.read(adapter(folder), SHAPES | {f"{LAYER}.q_proj.lora_B": (12, 4)}, "base")
 
 
 @pytest.mark.parametrize(

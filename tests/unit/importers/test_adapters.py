@@ -82,6 +82,12 @@ def test_adapters_are_carried_over(text: str, expected: tuple[object, ...]) -> N
     assert not any("chosen for adapters" in line for line in found.assumed)
 
 
+@pytest.mark.parametrize("named", ["all-linear all-embedding", "all-linear embed_tokens"])
+def test_the_embedding_has_an_adapter_where_it_is_named(named: str) -> None:
+    assert given(f"{HF} --target_modules {named}").config.adapter.targets == ("all-linear", "embed_tokens")
+    assert given(f"{HF} --target_modules all-linear").config.adapter.targets == ("all-linear",)
+
+
 def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
     found = given(f"{TRL} --use_peft --use_rslora --lora_r 9 --lora_alpha 12").config.adapter
     assert found.alpha / found.rank == pytest.approx(12 / math.sqrt(9))

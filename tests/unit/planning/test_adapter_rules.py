@@ -31,7 +31,14 @@ def broken(adapter: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"targets": ["q_proj", "u_proj"]}, {}, "adapter_targets_known", "nearest: up_proj"),
         ({"targets": []}, {}, "adapter_targets_known", "nothing would be trained"),
         ({"targets": ["lm_head"]}, {}, "adapter_targets_known", "computed in chunks"),
-        ({"targets": ["all-linear", "embed_tokens"]}, {}, "adapter_targets_known", "all of its rows"),
+        ({"targets": ["embed_token"]}, {}, "adapter_targets_known", "nearest: embed_tokens"),
+        (
+            {"targets": ["all-linear", "embed_tokens"]},
+            {"model": {"path": "Qwen3-4B"}},
+            "adapter_embedding_apart",
+            "whose head is the embedding's weight",
+        ),
+        ({"targets": ["embed_tokens"], "engine": "adapters"}, {}, "adapter_engine", "need adapters on embed_tokens"),
         ({"targets": ["q_proj", "gate"]}, {}, "adapter_targets_known", "routers stay as they are"),
         ({"targets": ["w2"]}, {}, "adapter_targets_known", "here its name is down_proj"),
         ({"dropout": 0.05}, {}, "adapter_dropout", "(0.05) must be 0"),
@@ -80,6 +87,7 @@ def test_fp8_and_another_provider_are_refused() -> None:
 
 def test_what_breaks_no_rule() -> None:
     assert broken({"targets": ["v_proj", "q_proj"], "rank": 1}) == [] == broken({"rank": 1024})
+    assert broken({"targets": ["embed_tokens"], "rank": 4096}) == [] == broken({"targets": ["embed_tokens", "o_proj"]})
     unused = make_plan(from_dict({**WHOLE, "adapter": {"type": None, "dropout": 0.5, "targets": ["nothing"]}}))
     assert unused.valid, "nothing of the section counts where there is no adapter"
 
