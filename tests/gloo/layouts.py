@@ -249,6 +249,10 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one-qwen3moe-recomputed": (1, "qwen3moe-untied", LORA, {"memory": {"recompute_granularity": "full"}}),
     "ep2-mixtral": (2, "mixtral-untied", LORA, EXPERT_LAYOUTS["ep2"][1]),
     "etp2-qwen2moe": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
+    "pp2-vpp2-qwen3moe": (2, "qwen3moe-untied", LORA, LAYOUTS["pp2-vpp2"]),
+    "cp2-ep2-qwen3moe": (2, "qwen3moe-untied", LORA, EXPERT_LAYOUTS["cp2-ep2"][1]),
+    "ep2-qwen3moe-bfloat16": (2, "qwen3moe-untied", LORA, {"model_dtype": "bfloat16", "parallel": EP2, **DISTRIBUTED}),
+    "etp2-qwen3moe-float16": (2, "qwen3moe-untied", LORA, {"parallel": TP2 | SP, **HALF}),
     **{
         f"{name}-qwen3moe": (EXPERT_LAYOUTS[name][0], "qwen3moe-untied", LORA, EXPERT_LAYOUTS[name][1])
         for name in ("ep2-distributed", "tp2-ep2-etp1", "tp2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice")
