@@ -2,7 +2,8 @@
 
 Trains once for each seed (an existing run is resumed, or only read if it is done) and prints a Markdown section with
 the accuracy by greedy decoding on unseen prompts before and after, the mean reward of each fifth of the steps, how much
-of the later updates of rollouts was clipped, and the time that training took.
+of the later updates of rollouts was clipped, and the time that training took. With `--cost` it prints what steps cost,
+too: medians of the seconds of a step, of its update and of weight syncs, and the most memory of a rank in an update.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ COLUMNS = (
     *("seed", "before", "after", "gain", "between", "reward by fifths", "clipped", "no gradient", "steps"),
     *("minutes of training", "largest probe gap"),
 )
+COST = ("s a step", "s an update", "s a sync", "GiB of a rank")
 
 
 def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[dict[str, Any]]:
@@ -62,24 +64,39 @@ def row(seed: int, records: list[dict[str, Any]]) -> str:
     return f"| {' | '.join(map(str, cells))} | {gap:.1e} |"
 
 
+def cost(records: list[dict[str, Any]]) -> str:
+    """The cells of a run's line that say what its steps cost. A step with a sync begins with a new rollout."""
+    steps = [record for record in records if record["step"] > 0]
+    syncs = [record["seconds/sync"] for record in steps if record["seconds/sync"] > 0]
+    cells = (
+        f"{statistics.median(record['seconds'] for record in steps):.1f}",
+        f"{statistics.median(record['seconds/update'] for record in steps):.1f}",
+        f"{statistics.median(syncs):.1f}" if syncs else "-",
+        f"{max(record['runtime_memory_gib'] for record in steps):.1f}",
+    )
+    return f" {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Print the section."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run directories")
+    parser.add_argument("--cost", action="store_true", help="print what steps cost, too")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_args()
     name = arguments.config.stem
     rows = []
     for seed in arguments.seeds:
-        run_dir = arguments.runs / f"{name}-seed{seed}"
-        rows.append(row(seed, train(arguments.config, seed, run_dir, arguments.overrides)))
+        records = train(arguments.config, seed, arguments.runs / f"{name}-seed{seed}", arguments.overrides)
+        rows.append(row(seed, records) + (cost(records) if arguments.cost else ""))
     seeds = " ".join(map(str, arguments.seeds))
     line = " ".join(["python tools/measure_learning.py", str(arguments.config), *arguments.overrides, "--seeds", seeds])
     print(f"## {arguments.config}\n\n`{line}`, {date.today()}, {len(os.sched_getaffinity(0))} CPU cores")
     print(f"({platform.machine()}), Python {platform.python_version()}.\n")
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    columns = COLUMNS + (COST if arguments.cost else ())
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     print("\n".join(rows))
 
 

@@ -183,6 +183,15 @@ def test_a_row_of_what_was_measured_is_of_later_updates_with_a_signal(project: P
     ]
 
 
+def test_what_steps_cost_is_told_apart_from_what_they_learn(project: Path) -> None:
+    """The figures of docs/lora.md: a step without a sync says nothing of syncs, and the evaluation is no step."""
+    steps = [(1, 20.0, 5.0, 2.0, 3.0), (2, 6.0, 6.0, 0.0, 4.0), (3, 22.0, 7.0, 4.0, 3.5)]
+    names = ("step", "seconds", "seconds/update", "seconds/sync", "runtime_memory_gib")
+    records = [{"step": 0, "eval/accuracy": 0.25}, *(dict(zip(names, one, strict=True)) for one in steps)]
+    cells = tool(project, "measure_learning").cost(records).strip("| ").split(" | ")
+    assert cells == ["20.0", "6.0", "3.0", "4.0"]
+
+
 def test_curves_are_means_of_seeds(project: Path, tmp_path: Path) -> None:
     """Two seeds whose rewards are 0.2 and 0.4 are a line at 0.3; runs of other lengths are refused."""
     for name, reward in (("a-seed1", 0.2), ("a-seed2", 0.4)):
