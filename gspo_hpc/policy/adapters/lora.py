@@ -66,6 +66,7 @@ class Lora(torch.nn.Module):
             self._size = parallel_state.get_expert_tensor_parallel_world_size()
             self._mine = parallel_state.get_expert_tensor_parallel_rank()
         self._by_sequence = settings.sequence_parallel
+        self._deterministic = settings.deterministic_mode
         self._groups = _Groups(arch, self._size, self._mine) if linear.cut == "qkv" else None
         for part in self.parts:
             for which in "ab":
@@ -179,7 +180,9 @@ class EmbeddingLora(Lora):
         a = self.matrix(part, "a")  # [R, tokens of this rank]
         here = x - self._mine * a.shape[1]
         others = (here < 0) | (here >= a.shape[1])
-        low = torch.nn.functional.embedding(here.masked_fill(others, 0), a.t())
+        here = here.masked_fill(others, 0)
+        # As Megatron's embedding: the backward pass of torch's need not be deterministic on GPUs.
+        low = a.t()[here] if self._deterministic else torch.nn.functional.embedding(here, a.t())
         low = low.masked_fill(others[..., None], 0.0)
         if self._by_sequence:  # where the embedding puts tokens first, too
             low = low.transpose(0, 1).contiguous()
