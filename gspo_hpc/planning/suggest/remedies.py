@@ -1,7 +1,7 @@
 """Changes where no layout fits: each was tried, and with it there is a layout.
 
-The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, the longest responses, and the largest
-other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
+The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, adapters, the longest responses, and the
+largest other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
 two things are short at once, and pairs are tried. Each has the headroom and the risk of the best layout with it, and
 beside one that may run out of memory stands the next larger change of its kind with which the best layout leaves more.
 """
@@ -161,7 +161,8 @@ def _budgets(config: Config, asked: Asked) -> dict[str, Any]:
 def _found(config: Config, asked: Asked) -> list[Remedy]:
     kinds = [_more_gpus, _other_gpu, *([] if _ENGINE in asked.keep else [_engine_over_nodes])]
     machines = [one for kind in kinds for one in _first(config, asked, kind)]
-    return (machines or _pairs(config, asked)) + _shorter(config, asked) + _smaller_models(config, asked)
+    others = _first(config, asked, _adapters) + _shorter(config, asked) + _smaller_models(config, asked)
+    return (machines or _pairs(config, asked)) + others
 
 
 def _shorter(config: Config, asked: Asked) -> list[Remedy]:
@@ -317,6 +318,13 @@ def _engine_over_nodes(config: Config) -> Iterator[Idea]:
         changes = {_ENGINE: count * config.cluster.gpus_per_node}
         if 1 < count <= _MOST_OF_ENGINE:
             yield Idea(changes, f"engines over {count} nodes, which this version plans and does not run, the smallest")
+
+
+def _adapters(config: Config) -> Iterator[Idea]:
+    """Yield adapters, where the whole model would be trained."""
+    if config.adapter.type is None:
+        text = "LoRA adapters in place of the whole model, at about ten times the learning rate,"
+        yield Idea({"adapter.type": "lora"}, text)
 
 
 def _shorter_responses(config: Config) -> Iterator[Idea]:

@@ -90,8 +90,10 @@ def test_fixes_of_memory_have_what_suggest_finds() -> None:
 def test_no_layout_of_one_node_holds_experts_and_suggest_names_machines_and_a_model() -> None:
     """A card of 288 GB and the smallest model of all were offered."""
     fixes = [changes(fix) for fix in repair.offered(made("Qwen3-30B-A3B", {"gpus_per_node": 8, "gpu_memory_gb": 64}))]
-    machines = [{key: value for key, value in fix.items() if key.startswith(("cluster.", "model."))} for fix in fixes]
-    assert machines == [{"cluster.nodes": 2}, {"cluster.gpu_memory_gb": 80}, {"model.path": "Qwen3-14B"}]
+    kinds = ("cluster.", "model.", "adapter.")
+    named = [{key: value for key, value in fix.items() if key.startswith(kinds)} for fix in fixes]
+    machines, others = [{"cluster.nodes": 2}, {"cluster.gpu_memory_gb": 80}], [{"adapter.type": "lora"}]
+    assert named == [*machines, *others, {"model.path": "Qwen3-14B"}]
 
 
 def test_a_model_that_fits_as_it_is_comes_after_machines_that_need_another_layout() -> None:
