@@ -1,9 +1,10 @@
 """Changes where no layout fits: each was tried, and with it there is a layout.
 
-The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, adapters, the longest responses, and the
-largest other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is enough alone,
-two things are short at once, and pairs are tried. Each has the headroom and the risk of the best layout with it, and
-beside one that may run out of memory stands the next larger change of its kind with which the best layout leaves more.
+The fewest GPUs or nodes, the smallest other GPU, the smallest engine over nodes, adapters, the longest responses, and
+the largest other models with which one of the layouts fits; nothing here is a guess. Where none of the first three is
+enough alone, two things are short at once, and pairs are tried. Each has the headroom and the risk of the best layout
+with it, and beside one that may run out of memory stands the next larger change of its kind with which the best layout
+leaves more.
 """
 
 from __future__ import annotations
