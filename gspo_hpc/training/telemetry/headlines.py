@@ -75,7 +75,10 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False
     if reason == "done":
         named = shlex.quote(str(run))
-        more = "then a new run" if nothing else f"{own} export {named} --out FOLDER; a higher run.max_steps goes on"
+        longer = "a higher run.max_steps goes on"
+        if config.optimizer.lr_decay_style != "constant":  # it has ended where the run does, so that cannot change
+            longer = "its weights as model.path begin a longer run"
+        more = "then a new run" if nothing else f"{own} export {named} --out FOLDER; {longer}"
         yield f"next: {own} report {named}, {more}", False
     else:
         yield "next: the same command goes on from there", False

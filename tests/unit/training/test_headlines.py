@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config.changes import refused_changes
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.system.terminal import program
@@ -74,6 +75,19 @@ def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
     assert list(closing(CONFIG, [{"step": 0, "eval/accuracy": 0.1}], "stopped", tmp_path)) == [
         ("stopped: no step was made", True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("style", "longer"),
+    [("constant", "a higher run.max_steps goes on"), ("linear", "its weights as model.path begin a longer run")],
+)
+def test_a_longer_run_is_offered_as_it_can_be(style: str, longer: str, tmp_path: Path) -> None:
+    """Where the learning rate decays over the run, `run.max_steps` cannot change."""
+    config = from_dict({"run": {"name": "demo", "max_steps": 8}, "optimizer": {"lr_decay_style": style}})
+    *_, (text, _) = closing(config, steps([0.1, 0.4, 0.5, 0.9]), "done", tmp_path)
+    assert text.endswith(f"--out FOLDER; {longer}")
+    longer_run = from_dict({"run": {"name": "demo", "max_steps": 9}, "optimizer": {"lr_decay_style": style}})
+    assert bool(refused_changes(config, longer_run)) is (style == "linear")
 
 
 def test_only_whole_checkpoints_are_named(tmp_path: Path) -> None:
