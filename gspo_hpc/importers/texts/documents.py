@@ -314,8 +314,9 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
-        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted
-    )
+        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted,
+        unknown={**found.unknown, **run.reasons},
+    )  # fmt: skip
 
 
 def refuse_toml(text: str) -> NoReturn:

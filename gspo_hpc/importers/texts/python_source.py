@@ -47,6 +47,7 @@ class PythonRun(NamedTuple):
     evaluates: str | None = None  # when it evaluates behind its training, None if that is not known
     unused: Mapping[str, str] = {}  # arguments of its command line that reach no model -> why
     own: OwnFields = OwnFields()  # of what it takes from the command line beside that
+    reasons: Mapping[str, str] = {}  # a value that is $(code) -> why it is not known, where that can be said
 
     @property
     def from_trl(self) -> bool:
@@ -104,7 +105,7 @@ def read(text: str) -> PythonRun:
     of_model, unread_of_model = trainers.of_model_config(tree, known.value)
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
-    left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left
+    left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left | changes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():
@@ -120,7 +121,8 @@ def read(text: str) -> PythonRun:
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
         run = PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
-        return run._replace(unused=handed.unused(tree), own=own_fields.read(tree, known, configs))
+        own_of_file = own_fields.read(tree, known, configs)
+        return run._replace(unused=handed.unused(tree), own=own_of_file, reasons=changes.reasons)
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
     values = _told(whole)
@@ -134,7 +136,8 @@ def read(text: str) -> PythonRun:
     # Nothing of it is known, and the defaults would stand for all of it.
     if whole and all(name.startswith("*") and is_code(value) for name, value in whole.items()):
         return PythonRun({}, False, imports, name, unread=f"line {config.lineno}: {shown(config)}")
-    return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
+    run = PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
+    return run._replace(reasons=changes.reasons)
 
 
 def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
