@@ -28,7 +28,7 @@ class Changes(NamedTuple):
     values: dict[str, Any]  # argument -> its value; $(code) where only running the file would tell
     doubts: tuple[str, ...]  # places that may change any argument: "line 3: tune(args)"
     reasons: Mapping[str, str]  # a value that is $(code) -> why it is not known, where it is a literal
-    left: Mapping[str, str]  # what is set in vain -> why
+    left: dict[str, str]  # what is set in vain -> why
 
 
 class _Write(NamedTuple):
