@@ -154,6 +154,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     if len(runs) > 1:
         raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
     (found,) = runs
+    notes += script.required
     if script.blanks:
         lines = ", ".join(map(str, script.blanks))
         notes.append(
