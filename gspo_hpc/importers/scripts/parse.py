@@ -15,7 +15,7 @@ _MOST_REPAIRS = 20  # times that a script is parsed again
 _ARGUMENTS = r"""\$[@*](?=[\w-])|\$\d(?=\w)|(?<=[^\s=])\$\d"""  # beside letters the grammar reads $, or $2x as a name
 _TOKEN = re.compile(
     r"""\\.|['"#\n`]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*|"""
-    r"(?<!\S)(?:\[\[|=|\]\])(?!\S)|" + _ARGUMENTS,
+    r"(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\])|" + _ARGUMENTS,
     re.DOTALL,
 )
 # A command whose here-document becomes a file, is code that may write one, or is read into a variable.

@@ -80,7 +80,8 @@ def test_a_condition_holds_where_it_does_in_bash(condition: str) -> None:
 
 
 def test_what_looks_like_a_condition_in_a_text_stays_as_it_is() -> None:
-    words = [item.words for item in read_script("run \"[[ a = b ]]\" '[[ a = b ]]' # [[ a\nrun x = y\n")]
+    read = read_script("run \"[[ a = b ]]\" '[[ a = b ]]' # [[ a\n[[ a = a ]]; run x = y\n")
+    words = [item.words for item in read]
     assert words == [("run", "[[ a = b ]]", "[[ a = b ]]"), ("run", "x", "=", "y")]
 
 
