@@ -13,10 +13,12 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
+from gspo_hpc.importers.scripts.places import find_file
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
+from gspo_hpc.importers.texts.trainers import TRAINER
 from gspo_hpc.importers.texts.uses import modules, named_files, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
@@ -166,7 +168,7 @@ def _from_python_file(
         others.append(str(error))
     if text:
         try:
-            run = python_source.read(text)
+            run = python_source.read(text, find_file(word, place))
         except python_source.ParseError:
             pass
         except foreign.ForeignRunError:
@@ -181,6 +183,8 @@ def _from_python_file(
             found = found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
             return documents.with_python(found, run, word)
         if run.parses:
+            return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
+        if run.from_trl and run.absent and run.trainer == TRAINER:  # the class is one of GRPOConfigs
             return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
         if run.from_trl and (why := trl_kinds.other_trainer(run.trainer, "a GRPOConfig")):
             others.append(f"{word}: {why}")
