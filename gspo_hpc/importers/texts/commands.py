@@ -276,10 +276,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         _positional(source, values, before, variables, left, places, place, command.files, command.might)
     for word in [word for word in left if left[word] == open_words.UNSET]:
         variable = match[1] if (match := open_words.VARIABLE.fullmatch(word)) else ""
-        if why := command.unknown.get(variable):
-            left[word] = f"${variable} {why}; what it adds is not known"
-        elif "$(" in word:
-            left[word] = open_words.WRITTEN
+        left[word] = open_words.why(word, command.unknown, command.variables)
         notes.append(f"{word}: {left[word]}")
         words_of = command.might.get(variable, ())
         lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]
