@@ -75,7 +75,7 @@ _DEEPEST = 8  # references to references
 
 
 class Outcome(NamedTuple):
-    """What is left behind by one of several blocks."""
+    """State that one of several blocks leaves behind."""
 
     values: dict[str, Value]
     functions: dict[str, Node | None]
