@@ -278,7 +278,7 @@ class Draft:
         """Return why a text of the script is not known in full: a clause that names the variable or the command."""
         if inner := re.search(r"\$\{(oc\.env:\w[^{}]*|\.*\w+(?:\.\w+)+|\.+\w+)\}", value):
             return f"it refers to {inner[1]}, which is not given"
-        return why_left(value, self.variables, self.unknown)
+        return self.unknown.get(value) or why_left(value, self.variables, self.unknown)
 
     def finish(self) -> tuple[Config, str]:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""

@@ -24,6 +24,9 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b,
 }
 
+_EQUAL = ("=", "==", "!=")
+# Without a value on one side [ ] is an error, and so false. -ne and != hold then in what a script is meant to do.
+_FAILING = frozenset((*_NUMBERS, *_EQUAL)) - {"-ne", "!="}
 _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
 
 
@@ -47,40 +50,53 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
     """Tell whether a test holds, None if that is not known. `double`: it stands in [[ ]]."""
     parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")")]
     if node.type == "test_command" and node.children[0].type == "[":
-        words = [leaf for part in parts for leaf in _leaves(part)]
+        words = [leaf for part in parts for leaf in leaves(part)]
         if any(word.type in _SPLIT and len(words_of(word, scope)) > 1 for word in words):
             return None  # a value with blanks and without quotes
         return _joined([word for word in words if word.type not in _SPLIT or plain(word, scope) != ""], scope)
-    if node.type == "binary_expression" and len(parts) == 3:
-        sign = source_of(parts[1])
-        if sign in ("&&", "||"):
-            return _decided([holds(part, scope, double) for part in (parts[0], parts[2])], one=sign == "||")
-        negated = parts[0].type == "unary_expression"  # ! binds tighter in the grammar than in bash
-        if (
-            negated and source_of(parts[0].children[0]) != "!"
-        ):  # --name=value, say, of which it takes -- for an operator
-            return None
-        left = plain(parts[0].children[-1] if negated else parts[0], scope)
-        pattern = double and sign in ("=", "==", "!=")
-        right = plain_pattern(parts[2], scope) if pattern else plain(parts[2], scope)
-        if left is None or right is None:
-            return None
-        if pattern:
-            held = matches(left, right, True, scope.mark("option", "nocasematch"))
-            held = None if held is None else held == (sign != "!=")
-        else:
-            held = compare(left, sign, right, double)
-        return None if held is None else held != negated
-    if node.type == "unary_expression" and len(parts) == 2:
-        sign = source_of(parts[0])
-        if sign == "!":
-            inner = holds(parts[1], scope, double)
-            return None if inner is None else not inner
-        return _unary(sign, parts[1], scope)
-    if node.type in ("test_command", "parenthesized_expression"):
-        return holds(parts[0], scope, double) if len(parts) == 1 else None
+    if double:
+        return _in_double([leaf for part in parts for leaf in leaves(part)], scope)
     text = plain(node, scope)
     return None if text is None else bool(text)
+
+
+def _in_double(words: list[Node], scope: Scope) -> bool | None:
+    """Tell whether the words in [[ ]] hold: && binds tighter than ||, which the grammar does not know beside =."""
+    for sign in ("||", "&&"):
+        if len(parts := split_at(words, sign)) > 1:
+            return _decided([_in_double(part, scope) for part in parts], one=sign == "||")
+    if words and source_of(words[0]) == "!":
+        inner = _in_double(words[1:], scope)
+        return None if inner is None else not inner
+    if len(words) == 1 and words[0].type == "parenthesized_expression":
+        return holds(words[0], scope, True)
+    if len(words) == 1:
+        text = plain(words[0], scope)
+        return None if text is None else bool(text)
+    if len(words) == 2:
+        return _unary(source_of(words[0]), words[1], scope)
+    if len(words) != 3:
+        return None
+    sign = source_of(words[1])
+    left = plain(words[0], scope)
+    right = plain_pattern(words[2], scope) if sign in _EQUAL else plain(words[2], scope)
+    if left is None or right is None:
+        return None
+    if sign not in _EQUAL:
+        return compare(left, sign, right, double=True)
+    held = matches(left, right, True, scope.mark("option", "nocasematch"))
+    return None if held is None else held == (sign != "!=")
+
+
+def split_at(words: list[Node], sign: str) -> list[list[Node]]:
+    """Return the words of a condition between those that are an operator."""
+    parts: list[list[Node]] = [[]]
+    for word in words:
+        if source_of(word) == sign:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 def _decided(outcomes: list[bool | None], *, one: bool) -> bool | None:
@@ -88,11 +104,11 @@ def _decided(outcomes: list[bool | None], *, one: bool) -> bool | None:
     return one if one in outcomes else None if None in outcomes else not one
 
 
-def _leaves(node: Node) -> Iterator[Node]:
-    """Yield the words of a condition in brackets, which the grammar groups otherwise than bash does."""
+def leaves(node: Node) -> Iterator[Node]:
+    """Yield the words of a condition, which the grammar groups otherwise than bash does."""
     if node.type in ("binary_expression", "unary_expression", "ERROR"):
         for child in node.children:
-            yield from _leaves(child)
+            yield from leaves(child)
     else:
         yield node
 
@@ -100,10 +116,7 @@ def _leaves(node: Node) -> Iterator[Node]:
 def _joined(words: list[Node], scope: Scope) -> bool | None:
     """Tell whether the words in brackets hold: -a binds tighter than -o. None for words that bash makes nothing of."""
     for sign in ("-o", "-a"):
-        at = [place for place, word in enumerate(words) if source_of(word) == sign]
-        if at:
-            begins, ends = [0, *(place + 1 for place in at)], [*at, len(words)]
-            parts = [words[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        if len(parts := split_at(words, sign)) > 1:
             return _decided([_joined(part, scope) for part in parts], one=sign == "-o")
     if words and source_of(words[0]) == "!":
         inner = _joined(words[1:], scope)
@@ -112,7 +125,8 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
         text = plain(words[0], scope) if words else ""
         return None if text is None else bool(text)
     if len(words) == 2:
-        return _unary(source_of(words[0]), words[1], scope)
+        sign = source_of(words[0])
+        return False if sign in _FAILING else _unary(sign, words[1], scope)  # nothing stands before it
     if len(words) != 3:
         return None
     left, right = plain(words[0], scope), plain(words[2], scope)
@@ -138,8 +152,12 @@ def compare(left: str, sign: str, right: str, double: bool = False) -> bool | No
     """Tell whether a comparison holds, None if that is not known. `double`: it stands in [[ ]], and computes."""
     if is_unset(left) or is_unset(right):
         return None
-    if sign in ("=", "==", "!="):
+    if sign in _EQUAL:
         return (left == right) == (sign != "!=")
+    if sign in _NUMBERS and "" in (left, right):
+        if not double:
+            return False if sign in _FAILING else None
+        left, right = left or "0", right or "0"
     whole = re.compile(r"\s*[-+]?\d{1,18}\s*")
     if sign in _NUMBERS and whole.fullmatch(left) and whole.fullmatch(right):
         if double and any(re.match(r"\s*[-+]?0\d", text) for text in (left, right)):

@@ -46,6 +46,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
             reader.ended, reader.exit_line = "exit", reader.exit_line or line if reader.certain else reader.exit_line
             return None
         case "exit":
+            reader.over = True
             demands.passed(reader)
         case "return" if reader.frames:
             reader.ended = "return"

@@ -1,11 +1,18 @@
-"""Tell which files the commands of a shell script write or change, so that none is read as it was before."""
+"""Tell which files the commands of a shell script write or change, so that none is read as it was before; keep some."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts.places import plain_path
+from gspo_hpc.importers.scripts import heredocs
+from gspo_hpc.importers.scripts.places import plain_path, text_at
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from gspo_hpc.importers.scripts.shell import Reader
 
 _READ_LATER = re.compile(r"[\w./${}@+-]+\.(?:ya?ml|json|sh|py|toml)\b")
 _WRITES = re.compile(r"""write|dump|['"][wa]\+?['"]""")
@@ -60,3 +67,33 @@ def refuse_placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
     if first == "<" and sign == ">" and file.startswith("-"):
         text = f"<{name}> is a placeholder, and to a shell it takes {file} away: put its value there"
         raise ValueError(f"line {line}: {text}")
+
+
+def write(
+    reader: Reader, statement: Node, words: list[str], redirects: Sequence[tuple[str, str]]
+) -> tuple[list[str], str, str]:
+    """Keep the file that a command writes; return its words without a here-document, that, and the file."""
+    words, document = heredocs.taken_out(words)
+    piped = statement.parent is not None and statement.parent.type == "pipeline"
+    if document is not None or not piped or statement.prev_named_sibling is None:
+        reader.document = document if words[:1] in (["cat"], ["tee"], ["read"]) else None
+    code = "" if document is None else document.text
+    text: str | None
+    if reader.document is not None and (place := heredocs.target(words, redirects)):
+        path, adds = place
+        text = heredocs.text_with_values(reader.document, reader.scope)
+    elif not piped and (echo := echoed(words, redirects)):
+        path, adds, text = echo
+    else:
+        return words, code, ""
+    before = _text_before(reader, path) if adds else ""
+    reader.written[path] = before + text if reader.certain and text is not None and before is not None else None
+    return words, code, path
+
+
+def _text_before(reader: Reader, path: str) -> str | None:
+    """Return what a file has that is added to: nothing if it is not there, None where that is not known."""
+    try:
+        return text_at(path, reader.file, reader.written) or ""
+    except (OSError, ValueError):
+        return None

@@ -15,7 +15,7 @@ _MOST_REPAIRS = 20  # times that a script is parsed again
 _ARGUMENTS = r"""\$[@*](?=[\w-])|\$\d(?=\w)|(?<=[^\s=])\$\d"""  # beside letters the grammar reads $, or $2x as a name
 _TOKEN = re.compile(
     r"""\\.|['"#\n`]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*|"""
-    + _ARGUMENTS,
+    r"(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\])|" + _ARGUMENTS,
     re.DOTALL,
 )
 # A command whose here-document becomes a file, is code that may write one, or is read into a variable.
@@ -107,6 +107,7 @@ def _prepared(text: str) -> str:
         tuple[str, bool, int, int, bool]
     ] = []  # of here-documents that begin on the next line: word, <<-, places
     at = joined = 0
+    tests = False  # within [[ ]]
     while match := _TOKEN.search(text, at):
         token, inner = match[0], around[-1] if around else ""
         done.append(text[at : match.start()])
@@ -128,6 +129,10 @@ def _prepared(text: str) -> str:
             token, joined = "", joined + 1
         elif token in ("\\ ", "\\\t") and inner != '"':  # where a word begins with it, the grammar drops the blank
             token = f"'{token[1]}'"
+        elif token in ("[[", "=", "]]") and inner != '"':
+            if token == "=" and tests:  # which the grammar refuses in front of a pattern and &&
+                token = "=="
+            tests = token != "]]" and (tests or token == "[[")
         elif token == '"':
             around.pop() if inner == '"' else around.append(token)
         elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` is misread, `x-${NAME}/y` is not

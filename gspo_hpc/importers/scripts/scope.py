@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.importers.scripts.expansion.splitting import BLANKS, Open, is_open
 
@@ -72,6 +72,16 @@ class Reference:
 
 Value = str | tuple[str, ...] | dict[str, str] | Unknown | Reference  # a text, an array, or an array with keys
 _DEEPEST = 8  # references to references
+
+
+class Outcome(NamedTuple):
+    """State that one of several blocks leaves behind."""
+
+    values: dict[str, Value]
+    functions: dict[str, Node | None]
+    arguments: tuple[str, ...]
+    over: bool  # it has passed an exit that ends nothing
+    number: int  # of the block
 
 
 @dataclass
@@ -317,9 +327,13 @@ def why_not_set(name: str) -> str:
     return f"is not set in the script{more}"
 
 
-def demanded(line: int) -> Unknown:
-    """Return the value of a variable without which the script does not run: whoever starts it gives one."""
-    return Unknown(f"has to be given to the script (line {line} demands it), and is not known before it runs")
+def demanded(line: int, values: Sequence[str] = ()) -> Unknown:
+    """Return the value of a variable without which the script does not run: whoever starts it gives one.
+
+    `values`: those that it may have, where the script says which.
+    """
+    what = " or ".join(values) or "it"
+    return Unknown(f"has to be given to the script (line {line} demands {what}), and is not known before it runs")
 
 
 def not_followed(name: str) -> str:

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
-from gspo_hpc.importers.scripts.builtins import demands
+from gspo_hpc.importers.scripts.builtins import demands, required
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import text_at
-from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Scope, Unknown, Value, directives
+from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value, directives
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
@@ -57,6 +56,7 @@ class Script:
     ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
     blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
     read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
+    required: tuple[str, ...] = ()  # sentences on variables without whose values it ends
 
 
 class TooLongError(ValueError):
@@ -80,8 +80,8 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    read = tuple(dict.fromkeys(reader.read))
-    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read)
+    read, needed = tuple(dict.fromkeys(reader.read)), tuple(dict.fromkeys(reader.required))
+    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read, needed)
 
 
 class Reader:
@@ -113,6 +113,8 @@ class Reader:
         self.aliases: set[str] = set()
         self.exit_line = 0
         self.callers: list[Node | None] = []  # the calls of the functions around the present statement
+        self.over = False  # an exit that ends nothing has been passed in the present block
+        self.required: list[str] = []  # sentences on variables without whose values it ends
         self.demands = set[int]()  # statements that may lead to an exit which has just been passed
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
         self.last_apart: bool | None = True  # the last part of a pipeline has its own shell too: no lastpipe
@@ -263,7 +265,7 @@ class Reader:
                 self.scope.put_mark("export", name, True)
         lasting, self.scope.lasting = self.scope.lasting, set[str]()
         outer, self.scope.given = self.scope.given, self.scope.given | given
-        words, document, path = self._write(statement, words, redirects)
+        words, document, path = files.write(self, statement, words, redirects)
         self.statement = statement
         status = effects.call(self, words, line_of(statement), outside) if words else True
         self.scope.given = outer
@@ -280,48 +282,28 @@ class Reader:
         self.scope.lasting |= lasting
         return status
 
-    def _write(
-        self, statement: Node, words: list[str], redirects: Sequence[tuple[str, str]]
-    ) -> tuple[list[str], str, str]:
-        """Keep the file that a command writes; return its words without a here-document, that, and the file."""
-        words, document = heredocs.taken_out(words)
-        piped = statement.parent is not None and statement.parent.type == "pipeline"
-        if document is not None or not piped or statement.prev_named_sibling is None:
-            self.document = document if words[:1] in (["cat"], ["tee"], ["read"]) else None
-        code = "" if document is None else document.text
-        text: str | None
-        if self.document is not None and (place := heredocs.target(words, redirects)):
-            path, adds = place
-            text = heredocs.text_with_values(self.document, self.scope)
-        elif not piped and (echo := files.echoed(words, redirects)):
-            path, adds, text = echo
-        else:
-            return words, code, ""
-        before = self._text_before(path) if adds else ""
-        self.written[path] = before + text if self.certain and text is not None and before is not None else None
-        return words, code, path
-
-    def _text_before(self, path: str) -> str | None:
-        """Return what a file has that is added to: nothing if it is not there, None where that is not known."""
-        try:
-            return text_at(path, self.file, self.written) or ""
-        except (OSError, ValueError):
-            return None
-
     # -- statements whose outcome may not be known
 
-    def alternatives(self, blocks: Sequence[Sequence[Node]], line: int, certain: bool = False, why: str = "") -> None:
+    def alternatives(
+        self,
+        blocks: Sequence[Sequence[Node]],
+        line: int,
+        certain: bool = False,
+        why: str = "",
+        demands: Sequence[Sequence[required.Demand]] = (),
+    ) -> None:
         """Follow blocks of which one runs, not known which: variables that they set differently become unknown.
 
-        A block that ends the script does not count, since nothing runs after it.
+        A block that ends the script does not count, since nothing runs after it. `demands`: what leads to each block.
         """
         before, functions, was = self.scope.values, self.functions, self.certain
-        outcomes: list[tuple[dict[str, Value], dict[str, Node | None]]] = []
+        every: list[Outcome] = []
         returns, leaves = len(self.returned), False
         self.branches += 1
         self.certain = was and certain
-        began, left = self.scope.arguments, set[tuple[str, ...]]()
-        for block in blocks:
+        began, over = self.scope.arguments, self.over
+        for number, block in enumerate(blocks):
+            self.over = False
             self.scope.arguments = began
             self.scope.values, self.functions = dict(before), dict(functions)
             self.walk(block)
@@ -329,25 +311,29 @@ class Reader:
             if ended == "return":
                 self.returned.append(self.scope.values)
             elif ended not in ("exit", "done"):
-                outcomes.append((self.scope.values, self.functions))
-                left.add(self.scope.arguments)
+                every.append(Outcome(self.scope.values, self.functions, self.scope.arguments, self.over, number))
                 leaves = leaves or ended in ("break", "continue")
                 self.loose = max(self.loose, self.levels if ended in ("break", "continue") else 0)
         self.certain = was and not leaves and len(self.returned) == returns  # what follows runs in any case
         self.branches -= 1
+        outcomes = [one for one in every if not one.over] or every
+        self.over = over or any(one.over for one in outcomes)
+        left = {one.arguments for one in outcomes}
         self.scope.arguments = left.pop() if len(left) == 1 else (REST,) if left else began
         if not outcomes:
             self.scope.values = before
             self.ended = "done" if len(self.returned) > returns else "exit"
             return
-        self.scope.values = outcomes[0][0]
+        self.scope.values = outcomes[0].values
         if len(outcomes) > 1:
             why = why or f"depends on a condition in line {line}, which is not known before the script runs"
-            self.scope.join([values for values, _ in outcomes], why)
-        names = {name for _, known in outcomes for name in known}
-        first = outcomes[0][1]
-        self.functions = {name: first.get(name) if all(known.get(name) == first.get(name) for _, known in outcomes)
-                          else None for name in names}  # fmt: skip
+            self.scope.join([one.values for one in outcomes], why)
+        elif demands and len(self.returned) == returns:
+            required.hold(self, demands[outcomes[0].number], before)
+        names = {name for one in outcomes for name in one.functions}
+        bodies = [[one.functions.get(name) for one in outcomes] for name in names]
+        self.functions = {name: found[0] if all(body == found[0] for body in found) else None
+                          for name, found in zip(names, bodies, strict=True)}  # fmt: skip
 
     def _list(self, node: Node) -> bool | None:
         left, sign, right = (child for child in node.children if child.type != "comment")
@@ -361,7 +347,8 @@ class Reader:
             return self.run(right) if status == (sign.type == "&&") else status
         tests = source_of(left).startswith("test ") or any(part.type in _CONDITIONS for part in (left, *left.children))
         works = sign.type == "&&" and not tests  # a command before && is taken to succeed
-        self.alternatives([[right], []], line_of(node), certain=works)
+        goes_on = [[], [(left, sign.type == "||")]]
+        self.alternatives([[right], []], line_of(node), certain=works, demands=goes_on)
         return None
 
     def condition(self, nodes: Sequence[Node], negated: bool = False) -> bool | None:
@@ -371,30 +358,40 @@ class Reader:
         self.certain = was and len(self.returned) == returns
         return None if status is None else status != negated
 
-    def _arms(self, arms: Iterable[tuple[bool | None, Sequence[Node]]], node: Node) -> None:
-        """Follow the first block whose condition holds; None is a condition whose outcome is not known."""
+    def _arms(self, arms: Iterable[tuple[bool | None, Sequence[Node], Sequence[Node]]], node: Node) -> None:
+        """Follow the first block whose condition holds; None is a condition whose outcome is not known.
+
+        Behind it and its block, each of `arms` has the commands of the condition.
+        """
         blocks: list[Sequence[Node]] = []
-        for status, block in arms:
+        demands: list[list[required.Demand]] = []
+        before: list[required.Demand] = []  # the conditions before, which then do not hold
+        for status, block, given in arms:
             if status is False:
                 continue
+            one = given if status is None and len(given) == 1 else ()
             blocks.append(block)
+            demands.append([*before, *((part, True) for part in one)])
+            before += ((part, False) for part in one)
             if status:
                 break
         else:
             blocks.append(())
+            demands.append(before)
         if len(blocks) == 1:
             self.walk(blocks[0])
         else:
-            self.alternatives(blocks, line_of(node))
+            self.alternatives(blocks, line_of(node), demands=demands)
 
     def _if(self, node: Node) -> None:
-        def arms() -> Iterator[tuple[bool | None, Sequence[Node]]]:
+        def arms() -> Iterator[tuple[bool | None, Sequence[Node], Sequence[Node]]]:
             for part in (node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))):
                 then = next((number for number, child in enumerate(part.children) if child.type == "then"), None)
                 inner = [child for child in part.children if child.type not in ("elif_clause", "else_clause")]
                 if then is None:
-                    yield True, inner
+                    yield True, inner, ()
                 else:
-                    yield self.condition(part.children[:then]), inner[then:]
+                    given = [child for child in part.children[:then] if child.is_named and child.type != "comment"]
+                    yield self.condition(part.children[:then]), inner[then:], given
 
         self._arms(arms(), node)

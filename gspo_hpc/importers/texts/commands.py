@@ -13,10 +13,12 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
+from gspo_hpc.importers.scripts.places import find_file
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
+from gspo_hpc.importers.texts.trainers import TRAINER
 from gspo_hpc.importers.texts.uses import modules, named_files, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
@@ -166,7 +168,7 @@ def _from_python_file(
         others.append(str(error))
     if text:
         try:
-            run = python_source.read(text)
+            run = python_source.read(text, find_file(word, place))
         except python_source.ParseError:
             pass
         except foreign.ForeignRunError:
@@ -181,6 +183,8 @@ def _from_python_file(
             found = found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
             return documents.with_python(found, run, word)
         if run.parses:
+            return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
+        if run.from_trl and run.absent and run.trainer == TRAINER:  # the class is one of GRPOConfigs
             return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
         if run.from_trl and (why := trl_kinds.other_trainer(run.trainer, "a GRPOConfig")):
             others.append(f"{word}: {why}")
@@ -272,10 +276,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         _positional(source, values, before, variables, left, places, place, command.files, command.might)
     for word in [word for word in left if left[word] == open_words.UNSET]:
         variable = match[1] if (match := open_words.VARIABLE.fullmatch(word)) else ""
-        if why := command.unknown.get(variable):
-            left[word] = f"${variable} {why}; what it adds is not known"
-        elif "$(" in word:
-            left[word] = open_words.WRITTEN
+        left[word] = open_words.why(word, command.unknown, command.variables)
         notes.append(f"{word}: {left[word]}")
         words_of = command.might.get(variable, ())
         lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]

@@ -8,12 +8,14 @@ told as a doubt.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers.texts.objects import Object, ObjectMap, Objects, given_config
 from gspo_hpc.importers.texts.syntax import MUTATORS, Tree, When, called, shown
+from gspo_hpc.importers.texts.trainers import READ_BY_DEEPSPEED, READ_IN_TRAINING, READ_WHEN_MADE
 
+_LATE = "after the trainer is made"
 ANY = "*"  # name of an argument that is not known
 _METHODS = ("get_", "to_", "main_process_first", "__str__", "__repr__")
 _CHANGERS = ("set_", "__")  # how attributes begin that may change a config, also where they are not called here
@@ -25,6 +27,8 @@ class Changes(NamedTuple):
 
     values: dict[str, Any]  # argument -> its value; $(code) where only running the file would tell
     doubts: tuple[str, ...]  # places that may change any argument: "line 3: tune(args)"
+    reasons: Mapping[str, str]  # a value that is $(code) -> why it is not known, where it is a literal
+    left: dict[str, str]  # what is set in vain -> why
 
 
 class _Write(NamedTuple):
@@ -42,7 +46,8 @@ def follow(tree: Tree, objects: ObjectMap, value: Callable[[ast.expr], Any], lef
     """
     flow = _Flow(tree, objects, value, left)
     flow.read()
-    return Changes(flow.values(), tuple(dict.fromkeys(flow.doubts)))
+    values = flow.values()
+    return Changes(values, tuple(dict.fromkeys(flow.doubts)), flow.reasons, flow.left_out)
 
 
 class _Flow:
@@ -51,6 +56,9 @@ class _Flow:
         self.seeds, self.tuples = objects.seeds, objects.tuples
         self.writes: list[_Write] = []
         self.doubts: list[str] = []
+        self.reasons: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self._late: list[_Write] = []  # of literals that the trainer, which is made before, may have read or not
 
     def is_config(self, node: ast.AST) -> bool:
         """Tell whether an expression may be a config."""
@@ -280,6 +288,10 @@ class _Flow:
                 last = writes[-1][1]
                 known = isinstance(last.value, str) and last.value.startswith("$(")
                 found[name] = last.value if known else self.left(last.value)
+                if all(time is not None or write in self._late for time, write in writes) and not known:
+                    line = getattr(last.node, "lineno", 0)
+                    found[name] = self.left(f"{last.value} in line {line}")
+                    self.reasons[found[name]] = f"{last.value} is set {_LATE}, which may have read it by then"
             else:
                 found[name] = max(writes, key=lambda pair: pair[0] or ())[1].value
         return found
@@ -319,14 +331,64 @@ class _Flow:
         if len(ends) != len(counted[config]):
             return None, False
         if ends and not time < min(ends):  # the trainer has read some of the arguments by then, a copy all
-            return None, config != next(iter(counted))
+            if config != next(iter(counted)):
+                return None, True
+            return self._after_trainer(write, time, ends) if self._is_the_trainers(write.holder) else (None, False)
         if begins and time < min(begin for begin in begins if begin is not None) and write.node not in self.seeds:
             return None, False
-        holder = write.holder
-        if isinstance(holder, ast.Attribute) and ast.unparse(holder) not in self.objects.bound:
-            if not (holder.attr == "args" and any(item.kind == "trainer" for item in self.objects.of(holder.value))):
-                return None, False  # an attribute of this name has the config, and another object may have one too
-        return time, False
+        return (time if self._is_the_trainers(write.holder) else None), False
+
+    def _is_the_trainers(self, holder: ast.expr | None) -> bool:
+        """Tell whether a name for the config is that of no other object: an attribute may be another object's too."""
+        if not isinstance(holder, ast.Attribute) or ast.unparse(holder) in self.objects.bound:
+            return True
+        return holder.attr == "args" and self._is_trainer(holder.value)
+
+    def _is_trainer(self, node: ast.expr) -> bool:
+        return any(item.kind == "trainer" for item in self.objects.of(node))
+
+    def _after_trainer(self, write: _Write, time: When, ends: Sequence[When]) -> tuple[When | None, bool]:
+        """Return what :meth:`_when` does for what is written to the config of a trainer that may be made by then."""
+        made = zip(self.objects.trainers(), ends, strict=True)
+        if not all(self._is_behind(write.node, time, call, end) for call, end in made):
+            return None, False
+        trains = {call: begin for call in self._methods("train") if (begin := self.tree.when(call)) is not None}
+        known = bool(trains) and len(trains) == len([*self._methods("train")])
+        line = getattr(write.node, "lineno", 0)
+        given = f"{write.name}={write.value} (line {line})"
+        if write.name in READ_WHEN_MADE:
+            self.left_out[given] = f"it is set {_LATE}, which has read it by then: what is given before counts"
+            return None, True
+        if known and all(self._is_behind(write.node, time, call, begin) for call, begin in trains.items()):
+            self.left_out[given] = "it is set after the training"
+            return None, True
+        early = any(self._methods("create_"))  # makes an optimizer, say
+        if write.name in READ_IN_TRAINING - self._filled_in() and not early:
+            if known and time < min(trains.values()):
+                return time, False
+        if not (isinstance(write.value, str) and write.value.startswith("$(")):
+            self._late.append(write)
+        return None, False
+
+    def _is_behind(self, node: ast.AST, time: When, call: ast.Call, began: When) -> bool:
+        """Tell whether a node runs when a call is over, which a function that the call calls does not."""
+        above: ast.AST | None = node
+        while above is not None and above is not call:
+            above = self.tree.parent(above)
+        return above is None and time > began and time[: len(began)] != began
+
+    def _methods(self, begin: str) -> Iterator[ast.Call]:
+        """Yield the calls of the trainer's methods whose names begin so."""
+        for call in self.tree.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr.startswith(begin):
+                if self._is_trainer(call.func.value):
+                    yield call
+
+    def _filled_in(self) -> frozenset[str]:
+        """Return the arguments that go into DeepSpeed's JSON, if a config has one, when the config is made."""
+        given = [word.value for call in self.seeds for word in call.keywords if word.arg == "deepspeed"]
+        empty = all(isinstance(node, ast.Constant) and node.value is None for node in given)
+        return frozenset() if empty else READ_BY_DEEPSPEED
 
     def _named(self, node: ast.Attribute) -> bool:
         """Tell whether only the name of a class is read: config.__class__.__name__."""

@@ -279,9 +279,9 @@ def nearest_project(given: Mapping[str, Any]) -> str:
     return best
 
 
-def from_python(text: str) -> Found:
+def from_python(text: str, place: Path | None = None) -> Found:
     """Return the run whose GRPOConfig a Python file makes. Raises ValueError if it makes none."""
-    run = python_source.read(text)
+    run = python_source.read(text, place)
     if not run.values:
         python_source.refuse_others(run)
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
@@ -299,7 +299,8 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     table, handed = tables.load("trl"), {**run.defaults, **run.changed}
     theirs = {name: value for name, value in found.values.items() if name in run.own.names and not table.has(name)}
     values = {name: value for name, value in values.items() if name not in idle and name not in theirs}
-    notes = list(found.notes)
+    notes = [*found.notes, *(f"of {file}, {', '.join(names)} is read, too" for file, names in run.files.items())]
+    notes += [f"{word}: {run.absent}"] if run.absent else []
     if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
     if run.doubts:
@@ -314,8 +315,9 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
-        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted
-    )
+        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted,
+        unknown={**found.unknown, **run.reasons},
+    )  # fmt: skip
 
 
 def refuse_toml(text: str) -> NoReturn:

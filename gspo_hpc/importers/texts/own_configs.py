@@ -13,6 +13,7 @@ from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_na
 
 # Methods that decide what a config is, or what its arguments are.
 _MAKERS = ("__new__", "__init__", "__post_init__", "__setattr__", "__getattr__", "__getattribute__")
+_TRLS = f"trl.{CONFIG}"
 _PACKAGES = ("trl", "transformers", "typing", "abc", "typing_extensions")
 _METHODS = ("staticmethod", "classmethod", "abstractmethod")
 _DEEPEST = 20  # names that stand for each other
@@ -31,11 +32,11 @@ class OwnConfigs:
 
     def __init__(self, tree: Tree, known: Constants) -> None:
         self.tree, self.known = tree, known
-        self.names = {CONFIG, *(name for name, original in tree.originals.items() if original == CONFIG)}
+        self.names = {CONFIG, _TRLS, *(name for name, original in tree.originals.items() if original == CONFIG)}
         before = 0
         while before != len(self.names):
             before = len(self.names)
-            self.names |= {name for name, node in tree.classes.items() if {*map(base_name, node.bases)} & self.names}
+            self.names |= {name for name, node in tree.classes.items() if {*self._bases(node)} & self.names}
         self._doubts: list[str] = []
 
     def defaults(self, made: Sequence[ast.Call]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -94,7 +95,7 @@ class OwnConfigs:
         if own is None:
             return self.tree.imported.get(name, "").partition(".")[0] in ("trl", "transformers")
         plain = not any(isinstance(item, Function) and item.name in (*_MAKERS, *self.fields(name)) for item in own.body)
-        bases = [base for base in map(base_name, own.bases) if base not in PLAIN_BASES]
+        bases = [base for base in self._bases(own) if base not in PLAIN_BASES]
         return plain and all(map(self.keeps, bases))
 
     def _to_parser(self, node: ast.Name, depth: int = 0) -> bool:
@@ -111,6 +112,12 @@ class OwnConfigs:
         return any(self._to_parser(use, depth + 1) for use in uses if use is not node)
 
     # -- what Python makes of the classes
+
+    def _bases(self, own: ast.ClassDef) -> list[str]:
+        """Return the names of the bases of a class; one that has the name of TRL's is derived from that."""
+        theirs = [isinstance(base, ast.Attribute) and base.attr == own.name == CONFIG and self.tree.root(base) == "trl"
+                  for base in own.bases]  # fmt: skip
+        return [_TRLS if of_trl else base_name(base) for base, of_trl in zip(own.bases, theirs, strict=True)]
 
     def _fields(self, name: str, depth: int = 0) -> _Fields:
         """Return the defaults of a class, as its generated __init__ has them."""
@@ -163,7 +170,7 @@ class OwnConfigs:
         bound = [variable for variable, nodes in self.tree.scopes.bindings.items() if own in nodes]
         if depth > len(self.tree.classes) or any(len(self.tree.scopes.bindings[variable]) > 1 for variable in bound):
             return None
-        bases = [*map(base_name, own.bases)]
+        bases = self._bases(own)
         orders = [self._order(base, depth + 1) for base in bases]
         left = [list(order) for order in orders if order is not None]
         if len(left) < len(orders):

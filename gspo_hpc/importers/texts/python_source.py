@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers import tables
@@ -16,7 +17,7 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import ends, handed, mappings, models, own_fields
+from gspo_hpc.importers.texts.uses import beside, ends, handed, mappings, models, own_fields
 from gspo_hpc.importers.texts.uses.own_fields import OwnFields
 
 _CONFIG = "GRPOConfig"
@@ -47,6 +48,9 @@ class PythonRun(NamedTuple):
     evaluates: str | None = None  # when it evaluates behind its training, None if that is not known
     unused: Mapping[str, str] = {}  # arguments of its command line that reach no model -> why
     own: OwnFields = OwnFields()  # of what it takes from the command line beside that
+    reasons: Mapping[str, str] = {}  # a value that is $(code) -> why it is not known, where that can be said
+    files: Mapping[str, list[str]] = {}  # files beside it that are read, too -> their classes
+    absent: str = ""  # which class of arguments it makes or parses that is not at hand, as a clause
 
     @property
     def from_trl(self) -> bool:
@@ -54,14 +58,14 @@ class PythonRun(NamedTuple):
         return any(module == "trl" or module.startswith("trl.") for module in self.imports)
 
 
-def read(text: str) -> PythonRun:
-    """Return what a Python file says.
+def read(text: str, place: Path | None = None) -> PythonRun:
+    """Return what a Python file says. `place`: the file, beside which what it imports may lie.
 
     Raises ValueError if Python cannot parse it, it imports another project, or it makes several configs.
     """
     try:
-        module = ast.parse(text)
-        tree = Tree(module)
+        files = beside.merged(ast.parse(text), place)
+        module, tree = files.module, Tree(files.module)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
@@ -86,10 +90,12 @@ def read(text: str) -> PythonRun:
         raise ValueError(f"it makes {len(made)} GRPOConfigs (lines {lines}): leave one in the file")
     names = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
     parses = bool(not made and own & names and any("Parser" in called(call) for call in calls))
+    absent = beside.not_at_hand(module, files.absent)
     trainer = _trainer([*map(called, calls)], [node.id for node in tree.nodes if isinstance(node, ast.Name)])
     if not made and not parses:
         left = dict(_foreign_trainers(tree))
-        return PythonRun({}, False, imports, trainer, left=left, unread=_unread(tree, own))
+        run = PythonRun({}, False, imports, trainer, left=left, unread=_unread(tree, own), absent=absent)
+        return run._replace(doubts=(f"a class that is not at hand ({absent.partition(' ')[0]})",)) if absent else run
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]
@@ -104,7 +110,7 @@ def read(text: str) -> PythonRun:
     of_model, unread_of_model = trainers.of_model_config(tree, known.value)
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
-    left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left
+    left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left | changes.left
     for name in trainers.own(tree):
         left |= trainers.of_class(tree, name)
     for call in objects.trainers():
@@ -120,6 +126,7 @@ def read(text: str) -> PythonRun:
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
         run = PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
+        run = run._replace(reasons=changes.reasons, files=files.read, absent=absent)
         return run._replace(unused=handed.unused(tree), own=own_fields.read(tree, known, configs))
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
@@ -134,7 +141,8 @@ def read(text: str) -> PythonRun:
     # Nothing of it is known, and the defaults would stand for all of it.
     if whole and all(name.startswith("*") and is_code(value) for name, value in whole.items()):
         return PythonRun({}, False, imports, name, unread=f"line {config.lineno}: {shown(config)}")
-    return PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
+    run = PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
+    return run._replace(reasons=changes.reasons, files=files.read)
 
 
 def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
@@ -254,12 +262,12 @@ def _unread(tree: Tree, own: set[str]) -> str:
 _STARTS = re.compile(r"\s*(?:[$>]\s+)?((?:[A-Z_]+=\S+\s+)*(?:accelerate\s+launch|torchrun|uv\s+run|python3?)\b.*)")
 
 
-def command_shown(text: str, name: str) -> str:
+def command_shown(text: str, name: str, place: Path | None = None) -> str:
     """Return the commands in the docstring of a file that takes its GRPOConfig from the command line, "" if none.
 
     `name`: of the file; commands that start another one are left out.
     """
-    run = read(text)
+    run = read(text, place)
     if run.values or not run.parses:
         return ""
     commands: list[str] = []
@@ -306,6 +314,8 @@ def refuse_others(run: PythonRun) -> None:
         raise ValueError(f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}")
     if run.parses:
         raise ValueError("it takes its GRPOConfig from the command line: give that command, or the YAML that it reads")
+    if run.absent and run.from_trl:
+        raise ValueError(run.absent)
     if run.trainer == trainers.TRAINER:
         raise ValueError(f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}")
     if run.trainer and run.from_trl:

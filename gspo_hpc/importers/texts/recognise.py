@@ -98,15 +98,16 @@ def _refuse_task(raw: Mapping[str, Any]) -> None:
 
 def _from_python(text: str, folder: Path, name: str) -> Found:
     """Return the run of a Python file; of one that reads its command line, that of the command in its docstring."""
-    shown = python_source.command_shown(text, name)
+    place = folder / (name or "-")
+    shown = python_source.command_shown(text, name, place)
     if not shown:
-        return documents.from_python(text)
+        return documents.from_python(text, place)
     found = _from_script(shown, "trl", folder, "")
     note = "the command in the docstring is read: the file takes its GRPOConfig from the command line"
     found = found._replace(notes=(note, *(line for line in found.notes if not line.endswith(NOT_AT_HAND))))
     if found.doubts or found.source != "trl":  # the command found the file itself
         return found
-    return documents.with_python(found, python_source.read(text), "the file")
+    return documents.with_python(found, python_source.read(text, place), "the file")
 
 
 def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
@@ -154,6 +155,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     if len(runs) > 1:
         raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
     (found,) = runs
+    notes += script.required
     if script.blanks:
         lines = ", ".join(map(str, script.blanks))
         notes.append(

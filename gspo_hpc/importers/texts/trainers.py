@@ -18,6 +18,18 @@ _ORDER = (
 )  # fmt: skip
 # The names that TRL's scripts have for what a trainer is given.
 _NAMES = {"model": "model_name_or_path", "train_dataset": "dataset_name"}
+# Arguments that the trainer reads when it is made and never again, and those that it reads only while it trains: in all
+# versions of TRL from 0.14 to 1.9 and of transformers from 4.50 to 5. All others it may read at both times.
+READ_WHEN_MADE = frozenset(
+    "beta epsilon epsilon_high importance_sampling_level loss_type mask_truncated_completions max_completion_length "
+    "max_prompt_length num_generations num_iterations shuffle_dataset temperature top_k top_p".split()
+)
+READ_IN_TRAINING = frozenset(
+    "adam_beta1 adam_beta2 adam_epsilon eval_steps learning_rate logging_steps lr_scheduler_kwargs lr_scheduler_type "
+    "max_steps num_train_epochs run_name save_steps save_strategy save_total_limit warmup_steps weight_decay".split()
+)
+# Of these, what DeepSpeed's JSON is filled with when the config is made, if it has an optimizer.
+READ_BY_DEEPSPEED = frozenset("adam_beta1 adam_beta2 adam_epsilon learning_rate weight_decay".split())
 NOT_TRLS = "it is not TRL's trainer: what it changes is not known"
 # Methods of TRL's trainer, in any version, and of transformers' that decide what is trained, the most telling first.
 _OBJECTIVE = (

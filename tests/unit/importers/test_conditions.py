@@ -46,6 +46,22 @@ TEXTS = [
     "[ ! $Y ]",
     "[ ]",
     '[ "$X" -o "$Y" ]',
+    "[ $Y -eq 0 ]",
+    '[ "$Y" -lt 1 ]',
+    "[ $Y = 0 ]",
+    "[[ $Y -eq 0 ]]",
+    "[[ $Y -ne 0 ]]",
+    "[[ -n $X && a = a ]]",
+    '[[ a = "b" || b = b ]]',
+    '[[ "$X" = "a*" && 1 -eq 1 && b = c || b = b ]]',
+    "[[ a = b || b = b && c = d ]]",
+    "[[ ! a = b && b = b ]]",
+    "[[ a = a && ! ( b = b || c = d ) ]]",
+    "[[ ! -z $X && $X = 'a*' ]]",
+    "[[ $X = 'a*' && a = a ]]",
+    "[[ abc = a* && ( $X = 'b' || $X = \"a*\" ) ]]",
+    "[[ 'a = b' = a\\ =* && $X = a* ]]",
+    "[[ a = a ]] && [ 'x = y' = \"x = y\" ]",
 ]
 
 
@@ -61,6 +77,12 @@ def test_a_condition_holds_where_it_does_in_bash(condition: str) -> None:
         env={},
     )
     assert [item.words for item in read_script(script) if item.words[0] == "run"] == [("run", done.stdout.strip())]
+
+
+def test_what_looks_like_a_condition_in_a_text_stays_as_it_is() -> None:
+    read = read_script("run \"[[ a = b ]]\" '[[ a = b ]]' # [[ a\n[[ a = a ]]; run x = y\n")
+    words = [item.words for item in read]
+    assert words == [("run", "[[ a = b ]]", "[[ a = b ]]"), ("run", "x", "=", "y")]
 
 
 @pytest.mark.parametrize(("tp", "split"), [(1, False), (4, True)])

@@ -108,9 +108,69 @@ def test_a_write_that_may_not_happen_is_known_only_when_the_script_runs(body: st
     assert any(given.startswith("epsilon=$(") for given in found.open)
 
 
-def test_what_is_set_after_the_trainer_is_made_may_come_too_late() -> None:
-    for line in ("trainer.args.epsilon = 0.5", "args.epsilon = 0.5", "getattr(trainer, 'args').epsilon = 0.5"):
-        assert _of("", line).open == ("epsilon=$(0.5)",)
+LATE = ("trainer.args.{} = {}", "args.{} = {}", "getattr(trainer, 'args').{} = {}", "setattr(trainer.args, '{}', {})")
+
+
+@pytest.mark.parametrize("line", LATE)
+def test_what_the_trainer_reads_when_it_is_made_is_set_too_late_afterwards(line: str) -> None:
+    found = _of("", f"{line.format('epsilon', 0.5)}\ntrainer.train()")
+    assert not found.open and found.config.algorithm.clip_low == 0.2
+    (item,) = [item for item in found.left if item.name.startswith("epsilon=0.5")]
+    assert "has read it by then: what is given before counts" in item.why
+
+
+@pytest.mark.parametrize("line", LATE)
+def test_what_the_trainer_reads_while_it_trains_may_be_set_after_it_is_made(line: str) -> None:
+    """It makes its optimizer and its schedule in train()."""
+    body = "args.lr_scheduler_type = 'cosine'"
+    found = _of(body, f"{line.format('lr_scheduler_type', repr('constant'))}\ntrainer.train()")
+    assert not found.open and found.config.optimizer.lr_decay_style == "constant"
+    after = "\n".join(line.format(*pair) for pair in (("learning_rate", 3e-6), ("max_steps", 7), ("save_steps", 9)))
+    config = _of("args.learning_rate = 1e-6", f"def main():\n    trainer.train()\n{after}\nmain()").config
+    assert (config.optimizer.lr, config.run.max_steps, config.checkpoint.interval) == (3e-6, 7, 9)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "save_steps"])
+def test_what_is_set_after_the_training_changes_nothing(name: str) -> None:
+    found = _of(f"args.{name} = 3", f"trainer.train()\ntrainer.args.{name} = 4")
+    assert not found.open and (found.config.optimizer.lr, found.config.checkpoint.interval)[name == "save_steps"] == 3
+    assert [item.why for item in found.left if item.name.startswith(f"{name}=4")] == ["it is set after the training"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "trainer.args.seed = 5\ntrainer.train()",  # read at both times
+        "trainer.args.warmup_ratio = 5\ntrainer.train()",  # of transformers 4 while it trains, of 5 before
+        "trainer.args.learning_rate = 5",  # another file trains
+        "trainer.create_optimizer()\ntrainer.args.learning_rate = 5\ntrainer.train()",
+        "trainer.train()\ntrainer.args.learning_rate = 5\ntrainer.train()",
+    ],
+)
+def test_a_literal_that_the_trainer_may_have_read_before_is_called_one(after: str) -> None:
+    found = _of("", after)
+    (given,) = found.open
+    (item,) = [item for item in found.left if item.given == given]
+    assert "5 is set after the trainer is made, which may have read it by then" in item.why
+    assert "only when the script runs" not in item.why
+
+
+def test_the_learning_rate_in_a_json_of_deepspeed_is_that_with_which_the_config_is_made() -> None:
+    after = "args.learning_rate = 5\nargs.save_steps = 7\ntrainer.train()"
+    found = convert(f"{HEAD}{MADE[:-2]}, deepspeed='ds.json')\n{TRAINED}{after}", gpus=1)
+    assert found.config.checkpoint.interval == 7 and any(given.startswith("learning_rate=$(5") for given in found.open)
+
+
+def test_a_trainers_own_method_runs_while_it_trains() -> None:
+    own = "class M(GRPOTrainer):\n  def train(self):\n    args.save_steps = 5\n    super().train()\n"
+    text = f"{HEAD}{own}{MADE}t = M('m/m', args=args)\nt.train()"
+    assert any(given.startswith("save_steps=$(5") for given in convert(text, gpus=1).open)
+
+
+def test_what_is_set_after_one_of_two_trainers_is_made_is_not_known() -> None:
+    assert "only when the script runs" in next(
+        item.why for item in _of("", f"args.epsilon = 0.5\n{TRAINED}trainer.train()").left if item.name == "epsilon"
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,33 @@ def test_dots_of_an_example_stand_for_arguments_that_it_leaves_out(run: str, dot
     assert found.config == whole.config and found.carried == whole.carried
     assert "leaves out" in {item.given: item.why for item in found.left}[dots]
     assert any(line.startswith(f"{dots}: ") for line in found.assumed)
+
+
+RUN = SWIFT.format("", "")
+ADDS = "; what it adds is not known"
+GIVEN = {
+    "run x --beta 0.5 --seed 3": "",
+    'run "$M" --beta 0.5': "",  # one word, whatever it is
+    "run x --beta 0.5 $(cat more)": f"$(cat...): known only when the script runs{ADDS}",
+    "run x --beta 0.5 $(cat more) --seed 3": f"$(cat...): known only when the script runs{ADDS}",
+    "run $(cat more) --beta 0.5": (
+        f"${{@:2}}: arguments of the script or of a function, which are not known in full{ADDS}"
+    ),
+    'A=(--beta 0.5)\n[ -n "$SLURM_JOB_ID" ] && A+=(--seed 3)\nrun x "${A[@]}"': (
+        f"${{A}}: $A depends on a condition in line 3, which is not known before the script runs{ADDS}"
+    ),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_part_of_the_arguments_of_a_function_is_told_as_what_it_is(given: str) -> None:
+    found = convert(f'run() {{ {RUN} "${{@:2}}"; }}\n{given}', name="x.sh", gpus=8)
+    assert [line for line in found.assumed if line.endswith(ADDS)] == [GIVEN[given]] * bool(GIVEN[given])
+    if "(cat more) --beta" not in given:
+        assert found.config.algorithm.kl_beta == 0.5
+
+
+def test_a_form_that_is_not_followed_is_called_one() -> None:
+    for text, why in (("A=(x y)\n", "this form of expansion is not followed"), ("", "not set in the script")):
+        found = convert(f'{text}{RUN} "${{A[@]:1:$N}}"', name="x.sh", gpus=8)
+        assert f"${{A[@]:1:$N}}: {why}{ADDS}" in found.assumed

@@ -1,10 +1,14 @@
-"""Find the variables without which a script ends: it is read as if they were given, to what is not known."""
+"""Find the variables without which a script ends: it is read as if they were given.
+
+What they are given is not known, unless the script goes on with one value alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts.builtins import required
 from gspo_hpc.importers.scripts.parse import line_of, nodes, source_of
 from gspo_hpc.importers.scripts.scope import demanded
 
@@ -24,21 +28,44 @@ def passed(reader: Reader) -> None:
         return
     statements = (reader.statement, *reversed(reader.callers))
     for place, statement in enumerate(statements):
-        around, conditions = _condition(statement)
+        around, conditions, holds = _condition(statement)
         if around is None:
             continue
         held = {name: reader.scope.get(name) for part in conditions for name in _names(part)}
         empty = [name for name, value in held.items() if not value]
+        known = len(conditions) == 1 and holds is not None
+        values = required.of([(conditions[0], bool(holds))], reader.scope) if known else {}
         if not held and (call := next(iter(statements[place + 1 :]), None)) is not None:
-            # A function that ends the script where one of its arguments is empty: the call gives it.
-            for name in (name for name in _names(call) if not reader.scope.get(name)):
-                reader.scope.set(name, demanded(line_of(call)))
+            _passed_to(reader, call, values)
             return
-        for name in empty or held:
-            reader.scope.set(name, demanded(line_of(conditions[0])))
-        if held:
+        line = line_of(conditions[0])
+        _given(reader, [*(empty or held), *(name for name in values if name not in held)], values, line)
+        if held or values:
             reader.demands.add(around.start_byte)
         return
+
+
+def _given(reader: Reader, names: Iterable[str], values: required.Values, line: int) -> None:
+    """Set variables that a run of the script is given: to their one value, or to what is not known."""
+    for name in dict.fromkeys((*names, *(name for name, found in values.items() if len(found) == 1))):
+        if len(values.get(name, ())) == 1:
+            required.give(reader, name, values[name][0], line)
+        elif not name.isdecimal():
+            reader.scope.set(name, demanded(line, values.get(name, ())))
+
+
+def _passed_to(reader: Reader, call: Node, values: required.Values) -> None:
+    """Set what a call gives a function that ends the script unless its arguments are what it demands.
+
+    `values`: what its arguments may be, by their numbers.
+    """
+    _, *words = call.named_children
+    theirs: required.Values = {}
+    for place, word in enumerate(words, 1):
+        if (name := required.variable(word)) and str(place) in values:
+            theirs[name] = values[str(place)]
+    names = [name for name in _names(call) if not reader.scope.get(name)]
+    _given(reader, names, {name: found for name, found in theirs.items() if name in names}, line_of(call))
 
 
 def passed_in(reader: Reader, node: Node) -> bool:
@@ -49,21 +76,25 @@ def passed_in(reader: Reader, node: Node) -> bool:
     return True
 
 
-def _condition(statement: Node | None) -> tuple[Node | None, list[Node]]:
-    """Return the innermost statement that decides whether another one runs, and its conditions."""
+def _condition(statement: Node | None) -> tuple[Node | None, list[Node], bool | None]:
+    """Return the innermost statement that decides whether another one runs, and its conditions.
+
+    Also whether these have to hold for the other one not to run, None if that is not plain.
+    """
     node = statement
     while node is not None and (parent := node.parent) is not None:
         if parent.type == "list" and node == parent.named_children[-1]:
-            return parent, [parent.named_children[0]]
+            return parent, [parent.named_children[0]], parent.children[1].type == "||"
         if parent.type == "case_item" and parent.parent is not None:
-            return parent.parent, [parent.parent.named_children[0]]
+            return parent.parent, [parent.parent.named_children[0]], None
         if parent.type in ("if_statement", "elif_clause", "else_clause"):
             outer = parent if parent.type == "if_statement" else parent.parent
             of = outer if parent.type == "else_clause" else parent
             if of is not None and (conditions := list(_conditions(of))) and node not in conditions:
-                return outer, conditions
+                several = any(child.type == "elif_clause" for child in (outer or of).children)
+                return outer, conditions, None if several else parent.type == "else_clause"
         node = parent
-    return None, []
+    return None, [], None
 
 
 def _conditions(node: Node) -> Iterator[Node]:

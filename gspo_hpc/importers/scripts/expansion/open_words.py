@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from gspo_hpc.importers.scripts.expansion.splitting import Open
@@ -12,6 +12,8 @@ from gspo_hpc.importers.scripts.scope import may_be_empty
 VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 UNSET = "not set in the script; what it adds is not known"
 WRITTEN = "known only when the script runs; what it adds is not known"
+_NAME = re.compile(r"\$\{?[#!]?(\w+)")
+_ARGUMENTS = re.compile(r"\$\{?[@*]")
 _COMMAND = re.compile(r"\$\(\s*([\w/-]+)")
 # Commands that write one word, as people give them to an option without quotes.
 _ONE_WORD = set(
@@ -26,6 +28,25 @@ def may_be_options(word: str) -> bool:
     Without quotes it may be any number of words. One in quotes is a value, but for a variable, as in ``"$EXTRA"``.
     """
     return VARIABLE.fullmatch(word) is not None or (isinstance(word, Open) and may_be_empty(word))
+
+
+def why(word: str, unknown: Mapping[str, str], variables: Container[str]) -> str:
+    """Return what is to be told of a word that may be any number of options.
+
+    `unknown`: why variables have no value that is known. `variables`: those that are set.
+    """
+    name = match[1] if (match := VARIABLE.fullmatch(word) or _NAME.match(word)) else ""
+    if "$(" in word:
+        found = WRITTEN
+    elif _ARGUMENTS.match(word):
+        found = "arguments of the script or of a function, which are not known in full; what it adds is not known"
+    elif VARIABLE.fullmatch(word) and name in unknown:
+        found = f"${name} {unknown[name]}; what it adds is not known"
+    elif name in unknown or name in variables:
+        found = "this form of expansion is not followed; what it adds is not known"
+    else:
+        found = UNSET
+    return found
 
 
 def apart(

@@ -93,11 +93,14 @@ def part_of(name: str, sign: str, given: str, raw: str, scope: Scope, quoted: bo
     if name in ("@", "*"):
         found = (scope.script, *scope.arguments)
     match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
-    if match is None or isinstance(found, Unknown | dict | str) or any(map(is_unset, items_of(found))):
+    items = items_of(found)
+    begin, count = (int(match[1]), match[2]) if match else (0, None)
+    passed = items[:begin] if count is None else items[: begin + int(count)]  # a word that is not known is one of them
+    if match is None or isinstance(found, Unknown | dict | str) or is_open(passed):
         yield Piece(left(raw), several=sign == "@" or not quoted)
         return
-    items = items_of(found)[int(match[1]) :]
-    yield from all_of(items[: int(match[2])] if match[2] else items, sign, quoted, scope)
+    items = items[begin:]
+    yield from all_of(items[: int(count)] if count else items, sign, quoted, scope)
 
 
 def changed_text(value: str, kind: str, given: str, scope: Scope) -> str | None:
