@@ -279,6 +279,13 @@ def other_syncs() -> dict[str, tuple[float, ...]]:
 
 
 @cache
+def launch_alone() -> float:
+    """Return the seconds of EXPERT_LAUNCH that explain the mixture's calibration row without a share of operations."""
+    with varied(SWITCH_SECONDS=determined().switch, EXPERTS_EFFICIENCY=rates.EFFICIENCY):
+        return _solve(lambda value: _step(_MIXTURE, EXPERT_LAUNCH=value), 0.0, 1e-2)
+
+
+@cache
 def other_mixtures() -> dict[str, dict[str, float]]:
     """Return errors of predictions of mixtures if what products of experts take more were counted otherwise.
 
@@ -287,11 +294,9 @@ def other_mixtures() -> dict[str, dict[str, float]]:
     """
     held = [run for run in RUNS if run.role == "prediction" and "A3B" in run.title]
     found: dict[str, dict[str, float]] = {}
-    with varied(SWITCH_SECONDS=determined().switch, EXPERTS_EFFICIENCY=rates.EFFICIENCY):
-        launch = _solve(lambda value: _step(_MIXTURE, EXPERT_LAUNCH=value), 0.0, 1e-2)
     cases: dict[str, dict[str, float]] = {
         "operations": {},
-        "launches": {"EXPERTS_EFFICIENCY": rates.EFFICIENCY, "EXPERT_LAUNCH": launch},
+        "launches": {"EXPERTS_EFFICIENCY": rates.EFFICIENCY, "EXPERT_LAUNCH": launch_alone()},
     }
     for name, constants in cases.items():
         with varied(**constants):

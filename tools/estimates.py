@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import generated
+import later_runs
 import published_syncs
 from calibration import (
     FORMER_SPREAD,
@@ -28,18 +29,22 @@ from calibration import (
     bounds,
     cut_share,
     determined,
+    launch_alone,
     other_mixtures,
     other_syncs,
     otherwise,
+    varied,
 )
 from published_runs import CUT_SHARE, HELD, KNOWN_H20, NEMO, ONE_STEP, RUNS, VERL, VERL_RECIPE, Run, planned_only
 
+from gspo_hpc.config.constants import NCCL_BYTES
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.estimates import devices, rates, time
+from gspo_hpc.planning.estimates import advice, devices, memory, rates, time
 from gspo_hpc.planning.estimates.activations import IMBALANCE
 from gspo_hpc.planning.estimates.phases import FRAGMENTATION, HEADROOM
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.system.text import gib
 
 NCCL = "https://github.com/NVIDIA/nccl/issues"
 # Of the network, not calibrated: what others measured on such networks, with its source.
@@ -65,6 +70,7 @@ MEASURED = {
     "EAGER_SECONDS": "nobody: a figure of experience; two predictions, of verl's mixture, are in eager mode",
 }
 _FIRST = "the first version of this page (2026-11-22), with rows for calibration as below; only bounded since"
+_IN_VIEW = "rounded, near what others measured, below; set on 2026-11-22 with the rows of that day in view"
 # Where the value of each constant in use comes from.
 ORIGINS = {
     "SPREAD": "determined, above",
@@ -80,10 +86,10 @@ ORIGINS = {
     "EAGER_SECONDS": "a figure of experience; no row was used",
     "EXPERT_LAUNCH": "a figure of experience; no row was used",
     "OVERLAPPED": "a figure of experience; no row was used",
-    "LINK": "rounded, near what others measured, below; no row was used",
-    "NODE_LATENCY": "rounded, near what others measured, below; no row was used",
-    "NETWORK_LATENCY": "rounded, near what others measured, below; no row was used",
-    "SYNC_LINK": "rounded, near what others measured, below; no row was used",
+    "LINK": _IN_VIEW,
+    "NODE_LATENCY": _IN_VIEW,
+    "NETWORK_LATENCY": _IN_VIEW,
+    "SYNC_LINK": _IN_VIEW,
     "BUCKET_SECONDS": "a figure of experience; no row was used",
     "RELOAD_SECONDS": "a figure of experience; no row was used",
 }
@@ -325,8 +331,39 @@ def _seen() -> str:
         sets it. It was read when the row in turns was known to be 47 % too low. The script of that run is not
         published; it is taken to have the same setting. Without it the row would be {graphs:+.0%} off, not
         {eager:+.0%}.""",
+        """- The tensors of a mixture's update, of which [Memory](#memory) has rows: on 2026-11-24 all copies of tokens
+        that Megatron-Core's dispatcher holds were counted, by its source, when the errors of these rows were known.""",
     )
     return "\n".join(_wrapped(item, rest="  ") for item in items)
+
+
+def _later() -> str:
+    """Return what runs say that were found when all constants were fixed."""
+    errors = {run.key: later_runs.estimated(run).rollout / run.seconds - 1.0 for run in later_runs.LATER}
+    low, high = rates.RANGE
+    inside = sum(low <= 1.0 / (1.0 + error) <= high for error in errors.values())
+    with varied(EXPERTS_EFFICIENCY=rates.EFFICIENCY, EXPERT_LAUNCH=launch_alone()):
+        launched = later_runs.utilization()
+    paragraphs = (
+        f"""A reader looked for published runs that this page did not have, when all constants were fixed: {len(errors)}
+        of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in the range that `plan` prints;
+        those that do not are of the mixture. They are no part of any count above, nor of the range.""",
+        f"""verl publishes what share of the card's operations updates of the mixture reach on a node of 8 GPUs, which
+        by the rest of its page are H20: an [MFU of {later_runs.PUBLISHED_MFU:.2f}]({later_runs.VERL_MIXTURE}), with
+        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. If products of experts took more by launches and
+        not by a share of operations ([below](#where-it-misses-and-why)), it would have {launched:.2f}. So updates of
+        mixtures are estimated too slow on cards with few operations a second.""",
+    )
+    return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _later_rows() -> str:
+    """Return the lines of the table of runs that were found later."""
+    found = []
+    for run in later_runs.LATER:
+        seconds = later_runs.estimated(run).rollout
+        found.append(f"| {run.title} | {run.seconds:,.4g} | {seconds:,.1f} | {seconds / run.seconds - 1.0:+.0%} |")
+    return "\n".join(found)
 
 
 def _misses() -> str:
@@ -456,6 +493,20 @@ def _origins() -> str:
     return "\n".join(f"| `{name}` | {getattr(rates, name):g} | {origin} |" for name, origin in ORIGINS.items())
 
 
+def _constants_of_memory() -> str:
+    """Return the table of where each constant of memory comes from, but for fragmentation."""
+    experience = "a figure of experience; no row was used"
+    lines = (
+        ("HEADROOM", f"{HEADROOM:.0%} of a GPU", "a figure of experience: what is called comfortable, nothing else"),
+        ("CONTEXT", f"{gib(memory.CONTEXT)} of each process", "near the 0.5 to 1 GiB that CUDA takes; no row was used"),
+        ("ENGINE", f"{gib(memory.ENGINE)} of each of its GPUs", experience),
+        ("NCCL_BYTES", f"{gib(NCCL_BYTES)} of each group", experience),
+        ("IMBALANCE", f"{IMBALANCE:g} times the average, of the fullest rank of experts", experience),
+        ("MOST", f"{advice.MOST:.0%} of a GPU, that an engine is advised to take", experience),
+    )
+    return "\n".join(f"| `{name}` | {value} | {source} |" for name, value, source in lines)
+
+
 def _rows(runs: Iterable[Run]) -> str:
     found = []
     for run in runs:
@@ -575,9 +626,11 @@ asynchronous rows. And where generation is ahead, their engines begin a rollout 
 before has ended; those of gspo_hpc wait for it.
 
 Rows that are called calibration were used to choose the constants below. Predictions are **held out**: no constant
-of an estimate was chosen with one of them. Only the [range](#the-range) that `plan` prints around an estimate is that
-of all rows whose lengths are published, predictions among them. The row called former calibration had a part in earlier
-versions of this page, until its length was seen to be fitted to its own update: it tests nothing.
+of an estimate was determined by one of them. Four round numbers, of links, were set with the rows of the first day in
+view ([below](#where-each-value-comes-from)), and later choices were made when errors were known
+([a list](#what-was-changed-after-estimates-had-been-seen)). Only the [range](#the-range) that `plan` prints around an
+estimate is that of all rows whose lengths are published, predictions among them. The row called former calibration had
+a part in earlier versions of this page, until its length was seen to be fitted to its own update: it tests nothing.
 Seconds are those of one step as these projects count steps: a rollout with all its updates.
 
 ## Generation and training in turns
@@ -685,6 +738,14 @@ its value.
 |---|---|---|---|---|
 {network}
 
+## Runs that were found later
+
+{_later()}
+
+| run | published s | estimated s | error |
+|---|---|---|---|
+{_later_rows()}
+
 ## Where it misses, and why
 
 {_misses()}
@@ -718,6 +779,12 @@ figures differ from the estimate with it by {min(off):+.0%} to {max(off):+.0%}.
 A layout of which {HEADROOM:.0%} of a GPU is left beyond the estimate is called comfortable, and `plan` warns of less.
 Where tensors fit and their fragmentation does not, a run may run out of memory: the allocator gives back what it does
 not use before it fails, which is slow, and not always enough.
+
+Other constants of memory:
+
+| constant | value | source |
+|---|---|---|
+{_constants_of_memory()}
 
 For mixtures the estimate has, besides weights, gradients and the optimizer's state, what Megatron-Core's source
 (transformer/moe) shows to be held: the sorted inputs of experts, both halves of their first product and what is made of

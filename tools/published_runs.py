@@ -82,7 +82,7 @@ class Run:
         role = {
             "calibration": "used for calibration",
             "former calibration": "not used for calibration any more, because its length is fitted to its update",
-        }.get(self.role, "held out: no constant was chosen with it")
+        }.get(self.role, "held out: no constant was determined by it")
         system = self.estimate().rollout
         other = f"; estimated for their system: {system:.1f} s" if f"{system:.1f}" != f"{self.printed:.1f}" else ""
         head = (
@@ -175,7 +175,7 @@ def sections(
     return found
 
 
-def _nemo(
+def nemo(
     version: str, model: str, gpus: int, seconds: float, layout: tuple[int, int, int, int], engine: int, length: int,
     longest: int, *, apart: int = 0, staleness: int = 1, gpu: str = "H100-80GB", recompute: str | None = "full",
     calibration: bool = False, updates: int = 4, ends: tuple[int, int] | None = None, group: int = 32,
@@ -343,22 +343,22 @@ KNOWN_H20 = (
 
 RUNS = (
     *KNOWN_H20,
-    _nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
-    _nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
+    nemo("0.5.0", "Llama-3.1-8B", 16, 92.8, (1, 1, 1, 2), 1, 1019, 4096, calibration=True),
+    nemo("0.6.0", "Qwen3-30B-A3B", 32, 192, (1, 1, 8, 1), 2, 3203, 4096, recompute=None, calibration=True),
     _verl(32, 790, (357, 108, 314), former=True),
-    _nemo("0.5.0", "Qwen3-30B-A3B", 32, 198, (1, 1, 8, 1), 2, 3196, 4096, recompute=None),
-    _nemo("0.5.0", "Qwen3-32B", 32, 376, (4, 1, 1, 4), 4, 3251, 4096, recompute=None),
-    _nemo("0.5.0", "Llama-3.1-8B", 8, 91.0, (1, 1, 1, 1), 1, 1066, 4096, gpu="GB200", calibration=True),
-    _nemo("0.5.0", "Qwen3-32B", 16, 381, (2, 1, 1, 1), 1, 3253, 4096, gpu="GB200", recompute=None),
-    _nemo("0.6.0", "Qwen3-30B-A3B", 16, 221, (1, 1, 16, 1), 1, 3199, 4096, gpu="GB200", recompute=None),
+    nemo("0.5.0", "Qwen3-30B-A3B", 32, 198, (1, 1, 8, 1), 2, 3196, 4096, recompute=None),
+    nemo("0.5.0", "Qwen3-32B", 32, 376, (4, 1, 1, 4), 4, 3251, 4096, recompute=None),
+    nemo("0.5.0", "Llama-3.1-8B", 8, 91.0, (1, 1, 1, 1), 1, 1066, 4096, gpu="GB200", calibration=True),
+    nemo("0.5.0", "Qwen3-32B", 16, 381, (2, 1, 1, 1), 1, 3253, 4096, gpu="GB200", recompute=None),
+    nemo("0.6.0", "Qwen3-30B-A3B", 16, 221, (1, 1, 16, 1), 1, 3199, 4096, gpu="GB200", recompute=None),
     _verl(64, 365, (151, 70, 133)),
     _verl(128, 356, (178, 54, 114)),
     _verl_experts(128, 498, {"generation": 348, "old_logprobs": 29, "reference": 21, "update": 86}),
-    _nemo("0.5.0", "Llama-3.1-8B", 16, 64.8, (1, 1, 1, 1), 1, 1123, 4096, apart=1),
-    _nemo("0.6.0", "Qwen3-30B-A3B", 32, 152, (1, 1, 8, 2), 2, 3201, 4096, apart=2, recompute=None),
-    _nemo("0.6.0", "Qwen3-30B-A3B", 192, 34.5, (1, 1, 8, 1), 2, 3206, 4096, apart=8, staleness=8, recompute=None),
-    _nemo("0.5.0", "Qwen3-32B", 64, 200, (4, 1, 1, 4), 4, 3252, 4096, apart=4, recompute=None),
-    _nemo(
+    nemo("0.5.0", "Llama-3.1-8B", 16, 64.8, (1, 1, 1, 1), 1, 1123, 4096, apart=1),
+    nemo("0.6.0", "Qwen3-30B-A3B", 32, 152, (1, 1, 8, 2), 2, 3201, 4096, apart=2, recompute=None),
+    nemo("0.6.0", "Qwen3-30B-A3B", 192, 34.5, (1, 1, 8, 1), 2, 3206, 4096, apart=8, staleness=8, recompute=None),
+    nemo("0.5.0", "Qwen3-32B", 64, 200, (4, 1, 1, 4), 4, 3252, 4096, apart=4, recompute=None),
+    nemo(
         "0.6.0",
         "Qwen3-235B-A22B",
         256,
@@ -378,9 +378,9 @@ RUNS = (
 )
 # What this version plans, but does not run: engines over nodes, and the training of DeepSeek-V3.
 PLANNED_ONLY = (
-    _nemo("0.6.0", "Qwen3-235B-A22B", 128, 395, (2, 2, 16, 8), 16, 5698, 8192, updates=1, ends=(11, 11)),
-    _nemo("0.6.0", "DeepSeek-V3", 256, 134, (1, 1, 16, 16), 32, 701, 1536, updates=1, ends=(3, 2), group=16),
-    _nemo("0.6.0", "DeepSeek-V3", 512, 64.1, (1, 1, 16, 16), 32, 710, 1536, apart=32, updates=1, ends=(3, 2), group=16),
+    nemo("0.6.0", "Qwen3-235B-A22B", 128, 395, (2, 2, 16, 8), 16, 5698, 8192, updates=1, ends=(11, 11)),
+    nemo("0.6.0", "DeepSeek-V3", 256, 134, (1, 1, 16, 16), 32, 701, 1536, updates=1, ends=(3, 2), group=16),
+    nemo("0.6.0", "DeepSeek-V3", 512, 64.1, (1, 1, 16, 16), 32, 710, 1536, apart=32, updates=1, ends=(3, 2), group=16),
 )
 
 

@@ -33,6 +33,8 @@ ADAPTED = (
     f"run.max_steps={STEPS}",
     "optimizer.lr=2e-3",
     "optimizer.lr_warmup_steps=0",
+    "optimizer.lr_decay_style=linear",
+    "optimizer.min_lr=4e-4",
     "eval.before=false",
     "algorithm.kl_beta=0.01",
     "adapter.type=lora",
@@ -81,6 +83,7 @@ def merged(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_equals_the_one_left_alone(
     tiny_config: Path, base: Path, finished: Path, merged: Path, tmp_path: Path
 ) -> None:
+    """Its learning rate goes on to decay where it was: a schedule that begins anew is another run."""
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = harness.command(tiny_config, run_dir, *ADAPTED, f"model.path={base}")
     process = harness.start(command, log)
@@ -89,6 +92,9 @@ def test_a_killed_run_equals_the_one_left_alone(
     assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
     assert harness.comparable(run_dir) == harness.comparable(finished)
     assert harness.samples(run_dir) == harness.samples(finished)
+    rates = {record["step"]: record["lr"] for record in harness.metrics(run_dir) if "lr" in record}
+    assert len(rates) > STEPS // 2 and max(rates) == STEPS
+    assert rates == pytest.approx({step: 2e-3 - (step - 1) / STEPS * 1.6e-3 for step in rates})
     one, other = (
         load_file(folder / "model.safetensors") for folder in (exported(run_dir, tmp_path / "exported"), merged)
     )
