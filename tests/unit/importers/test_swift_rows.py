@@ -57,6 +57,13 @@ def test_epochs_go_before_iterations() -> None:
     assert steps(convert(f"{MEGATRON} --train_iters 77")) == 77
 
 
+@pytest.mark.parametrize(("size", "expected"), [(1, 1002), (2, 1000), (4, 1000), (8, 992)])
+def test_an_epoch_has_whole_micro_batches_of_all_ranks(size: int, expected: int) -> None:
+    """Two ranks of 1,003 prompts, each in micro-batches of so many; eight epochs of eight completions, 64 an update."""
+    run = MEGATRON.replace("--micro_batch_size 1", f"--micro_batch_size {size}")
+    assert steps(convert(f"{run} --num_train_epochs 8", rows=1003)) == expected
+
+
 def test_at_least_one_row_is_held_out() -> None:
     text = "swift rlhf --rlhf_type grpo --num_generations 4 --per_device_train_batch_size 4 --split_dataset_ratio 0.01"
     found = convert(f"{text} --gradient_accumulation_steps 1 --num_train_epochs 1", gpus=1, rows=10)

@@ -200,3 +200,19 @@ def test_a_sync_on_shared_gpus_has_seconds_beside_its_bytes() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rates, "SYNC_SECONDS", 0.0)
             assert found - passes.sync(sizes(config), config, DEVICE) == pytest.approx(seconds)
+
+
+def test_a_pipeline_waits_once_for_its_stages_and_less_in_chunks() -> None:
+    """Of b micro-batches on p stages, all take (1 + (p - 1) / b) times as long; with v chunks a stage waits a v-th."""
+
+    def seconds(tokens: int, chunks: int | None = None) -> float:
+        parallel = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": chunks}
+        config = made(parallel=parallel, batch={"micro_batch_tokens": tokens})
+        model = sizes(config)
+        assert passes.grid(config).replicas == 8
+        return passes.seconds(model, config, DEVICE, 1e18, 8 * 4 * 32768.0, 4, 3.0)
+
+    in_one, in_two, in_four = seconds(32768), seconds(16384), seconds(8192)
+    assert in_one / in_four == pytest.approx((1 + 3 / 1) / (1 + 3 / 4))
+    assert in_two / in_four == pytest.approx((1 + 3 / 2) / (1 + 3 / 4))
+    assert seconds(16384, 7) / in_two == pytest.approx((1 + 3 / (2 * 7)) / (1 + 3 / 2))
