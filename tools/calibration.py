@@ -95,25 +95,20 @@ class Determined:
     overhead: float
     switch: float
     launching: float  # of GB200
-    experts_efficiency: float
+    launch: float  # of a product of an expert
 
     @property
     def possible(self) -> bool:
         """True if no time is negative, no share above 1, and the CPU of GB200 no faster than others at launching."""
-        shares = (
-            self.experts_efficiency,
-            rates.EFFICIENCY,
-            rates.EFFICIENCY * self.products,
-            rates.BANDWIDTH * self.reads,
-        )
-        least = min(self.sync, self.overhead, self.switch)
+        shares = (rates.EFFICIENCY, rates.EFFICIENCY * self.products, rates.BANDWIDTH * self.reads)
+        least = min(self.sync, self.overhead, self.switch, self.launch)
         return least >= 0 and self.launching >= 1 and max(shares) <= 1
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Have these values for a while, but for the spread."""
         with (
-            varied(SWITCH_SECONDS=self.switch, EXPERTS_EFFICIENCY=self.experts_efficiency),
+            varied(SWITCH_SECONDS=self.switch, EXPERT_LAUNCH=self.launch),
             varied(SYNC_SECONDS=self.sync, OVERHEAD_SECONDS=self.overhead),
             card(H20, products=self.products, reads=self.reads),
             card(GB200, launching=self.launching),
@@ -150,8 +145,8 @@ def determined() -> Determined:
                 return _step(_GB200_ROW, SWITCH_SECONDS=switch)
 
         launching = _solve(slower, -10.0, 60.0)
-        experts = _solve(lambda value: -_step(_MIXTURE, SWITCH_SECONDS=switch, EXPERTS_EFFICIENCY=value), 0.02, 5.0)
-    return Determined(_spread(), products, reads, sync, overhead, switch, launching, experts)
+        launch = _solve(lambda value: _step(_MIXTURE, SWITCH_SECONDS=switch, EXPERT_LAUNCH=value), -1e-2, 1e-2)
+    return Determined(_spread(), products, reads, sync, overhead, switch, launching, launch)
 
 
 @dataclass(frozen=True)
@@ -278,28 +273,41 @@ def other_syncs() -> dict[str, tuple[float, ...]]:
     return found
 
 
-@cache
-def launch_alone() -> float:
-    """Return the seconds of EXPERT_LAUNCH that explain the mixture's calibration row without a share of operations."""
-    with varied(SWITCH_SECONDS=determined().switch, EXPERTS_EFFICIENCY=rates.EFFICIENCY):
-        return _solve(lambda value: _step(_MIXTURE, EXPERT_LAUNCH=value), 0.0, 1e-2)
+@contextmanager
+def by_operations() -> Iterator[None]:
+    """Have products of experts slower by a share of operations for a while, and not by seconds of each.
 
-
-@cache
-def other_mixtures() -> dict[str, dict[str, float]]:
-    """Return errors of predictions of mixtures if what products of experts take more were counted otherwise.
-
-    Now it is a share of a card's operations. It could be launches, which are no faster on faster cards: then their
-    products reach what others do. Lengths that are inferred are so anew.
+    So it was until 2026-11-28. The same step determines the share.
     """
+
+    def slower(share: float) -> Callable[[Sizes, Config, Device, float, float, int, float], float]:
+        def counted(model: Sizes, config: Config, device: Device, forward: float, *others: Any) -> float:
+            return kept(model, config, device, forward / share if model.layers_with_experts else forward, *others)
+
+        return counted
+
+    def step(share: float) -> float:
+        _count_passes(slower(share))
+        return -_step(_MIXTURE)
+
+    kept: Any = passes.seconds
+    switch = determined().switch
+    with varied(EXPERT_LAUNCH=10e-6, SWITCH_SECONDS=switch):
+        try:
+            _count_passes(slower(_solve(step, 0.02, 5.0)))
+            yield
+        finally:
+            _count_passes(kept)
+
+
+def _count_passes(counted: Any) -> None:
+    passes.seconds = counted
+
+
+@cache
+def former_mixtures() -> dict[str, float]:
+    """Return errors of predictions of mixtures by a share of operations. Lengths that are inferred are so anew."""
     held = [run for run in RUNS if run.role == "prediction" and "A3B" in run.title]
-    found: dict[str, dict[str, float]] = {}
-    cases: dict[str, dict[str, float]] = {
-        "operations": {},
-        "launches": {"EXPERTS_EFFICIENCY": rates.EFFICIENCY, "EXPERT_LAUNCH": launch_alone()},
-    }
-    for name, constants in cases.items():
-        with varied(**constants):
-            lengths = {run.key: inferred(run) if run.tokens is None else run.tokens for run in held}
-            found[name] = {run.title: run.estimate_for(lengths[run.key]).rollout / run.seconds - 1.0 for run in held}
-    return found
+    with by_operations():
+        lengths = {run.key: inferred(run) if run.tokens is None else run.tokens for run in held}
+        return {run.title: run.estimate_for(lengths[run.key]).rollout / run.seconds - 1.0 for run in held}

@@ -27,13 +27,12 @@ from calibration import (
     H20,
     before,
     bounds,
+    by_operations,
     cut_share,
     determined,
-    launch_alone,
-    other_mixtures,
+    former_mixtures,
     other_syncs,
     otherwise,
-    varied,
 )
 from published_runs import CUT_SHARE, HELD, KNOWN_H20, NEMO, ONE_STEP, RUNS, VERL, VERL_RECIPE, Run, planned_only
 
@@ -65,7 +64,6 @@ MEASURED = {
     ),
     "BUCKET_SECONDS": "nobody: three processes pass on a message",
     "RELOAD_SECONDS": "nobody: some ten tensors that vLLM's loader takes in Python",
-    "EXPERT_LAUNCH": "nobody: a figure of experience",
     "BANDWIDTH": "nobody: a figure of experience for long reads, as a share of the data sheet",
     "EAGER_SECONDS": "nobody: a figure of experience; two predictions, of verl's mixture, are in eager mode",
 }
@@ -77,14 +75,13 @@ ORIGINS = {
     "SYNC_SECONDS": "determined, above",
     "OVERHEAD_SECONDS": "determined, above; until 2026-11-28 it was 3, a figure of experience",
     "SWITCH_SECONDS": "determined, above",
-    "EXPERTS_EFFICIENCY": "determined, above, for the value of `EXPERTS_SECONDS` in use",
+    "EXPERT_LAUNCH": "determined, above, for the value of `EXPERTS_SECONDS` in use",
     "EXPERTS_SECONDS": _FIRST,
     "EFFICIENCY": _FIRST,
     "STEP_SECONDS": _FIRST,
     "LAYER_SECONDS": _FIRST,
     "BANDWIDTH": "a figure of experience since the first version of this page; no row was used",
     "EAGER_SECONDS": "a figure of experience; no row was used",
-    "EXPERT_LAUNCH": "a figure of experience; no row was used",
     "OVERLAPPED": "a figure of experience; no row was used",
     "LINK": _IN_VIEW,
     "NODE_LATENCY": _IN_VIEW,
@@ -331,6 +328,10 @@ def _seen() -> str:
         sets it. It was read when the row in turns was known to be 47 % too low. The script of that run is not
         published; it is taken to have the same setting. Without it the row would be {graphs:+.0%} off, not
         {eager:+.0%}.""",
+        f"""- `EXPERT_LAUNCH` in place of a share of operations that products of experts reach, which was 0.25: on
+        2026-11-28, by the utilization that verl publishes ([below](#runs-that-were-found-later)), when all errors
+        were known. One step on H100 determines either. Predictions of this model would be
+        {_span(list(former_mixtures().values()))} off otherwise, and are {_span(_mixtures())}.""",
         """- The tensors of a mixture's update, of which [Memory](#memory) has rows: on 2026-11-24 all copies of tokens
         that Megatron-Core's dispatcher holds were counted, by its source, when the errors of these rows were known.""",
     )
@@ -342,17 +343,17 @@ def _later() -> str:
     errors = {run.key: later_runs.estimated(run).rollout / run.seconds - 1.0 for run in later_runs.LATER}
     low, high = rates.RANGE
     inside = sum(low <= 1.0 / (1.0 + error) <= high for error in errors.values())
-    with varied(EXPERTS_EFFICIENCY=rates.EFFICIENCY, EXPERT_LAUNCH=launch_alone()):
-        launched = later_runs.utilization()
+    with by_operations():
+        former = later_runs.utilization()
     paragraphs = (
-        f"""A reader looked for published runs that this page did not have, when all constants were fixed: {len(errors)}
-        of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in the range that `plan` prints;
-        those that do not are of the mixture. They are no part of any count above, nor of the range.""",
+        f"""A reader looked for published runs that this page did not have, when all constants but `EXPERT_LAUNCH` were
+        as they are: {len(errors)} of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in the
+        range that `plan` prints. They are no part of any count above, nor of the range.""",
         f"""verl publishes what share of the card's operations updates of the mixture reach on a node of 8 GPUs, which
         by the rest of its page are H20: an [MFU of {later_runs.PUBLISHED_MFU:.2f}]({later_runs.VERL_MIXTURE}), with
-        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. If products of experts took more by launches and
-        not by a share of operations ([below](#where-it-misses-and-why)), it would have {launched:.2f}. So updates of
-        mixtures are estimated too slow on cards with few operations a second.""",
+        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. While a share of operations was what products of
+        experts took more, it was {former:.2f}: by this figure seconds of each product are the better count
+        ([above](#what-was-changed-after-estimates-had-been-seen)).""",
     )
     return "\n\n".join(map(_wrapped, paragraphs))
 
@@ -401,14 +402,15 @@ def _waiting() -> str:
 def _experts() -> str:
     """Return what is known of the prediction that is farthest off, a mixture on H20."""
     title = "Qwen3-30B-A3B-Base, 128 H20"
-    found = {name: errors[title] for name, errors in other_mixtures().items()}
-    others = [error for name, error in other_mixtures()["launches"].items() if name != title]
-    return f"""- **The mixture on H20 is estimated too fast.** Its length is inferred, with an `EXPERTS_EFFICIENCY` that
-        one step on H100 determines as a share of a card's operations. H20 has a seventh of these. Had the same
-        step been explained by `EXPERT_LAUNCH`, by seconds that a slower card does not prolong, the length of this row
-        would be longer, and its error {found["launches"]:+.0%}, not {found["operations"]:+.0%}; those of the other
-        predictions of this model would be {_span(others)}. One number does not say which it is. What an engine's step
-        takes in eager mode is a figure of experience: no published row of a mixture has its phases and its lengths."""
+    error, former = errors()["verl_qwen3_30b_a3b_128_h20"], former_mixtures()[title]
+    return f"""- **The mixture on H20 is estimated too fast**, by {error:+.0%}. Its length is inferred, and what an
+        engine's step takes in eager mode is a figure of experience: no published row of a mixture has its phases and
+        its lengths. If products of experts took a share of operations, it would be {former:+.0%}."""
+
+
+def _mixtures() -> list[float]:
+    """Return the errors of the predictions of Qwen3-30B-A3B."""
+    return [errors()[run.key] for run in RUNS if run.role == "prediction" and "A3B" in run.title]
 
 
 def _inferred_before() -> str:
@@ -436,9 +438,9 @@ def _determined() -> str:
         ("`SWITCH_SECONDS`", rates.SWITCH_SECONDS, f"{found.switch:.1f}", "Llama-3.1-8B on 16 H100: its step"),
         ("`launching` of GB200", grace.launching, f"{found.launching:.1f}", "Llama-3.1-8B on 8 GB200: its step"),
         (
-            "`EXPERTS_EFFICIENCY`",
-            rates.EXPERTS_EFFICIENCY,
-            f"{found.experts_efficiency:.2f}",
+            "`EXPERT_LAUNCH`",
+            rates.EXPERT_LAUNCH,
+            f"{found.launch:.3g}",
             "Qwen3-30B-A3B on 32 H100: its step, for one value of `EXPERTS_SECONDS`",
         ),
     )
@@ -461,7 +463,7 @@ def _constants() -> str:
         f"""Four constants are not determined, but bounded. Of the steps of H100 and GB200 only the sum is published:
         for another value of one of these constants, the row of H20 and those three steps determine the constants above
         anew, each exactly, and no row is left over. `EXPERTS_SECONDS` shares the step of the mixture with
-        `EXPERTS_EFFICIENCY`: the more one takes, the less is left for the other. The table has the least and the
+        `EXPERT_LAUNCH`: the more one takes, the less is left for the other. The table has the least and the
         greatest value with which all of them are possible: no negative seconds, no share above 1, and a CPU of GB200
         that launches no faster than
         others. The values in use lie between; where, the rows do not say. They are from the first version of this
@@ -483,7 +485,7 @@ def _bounds() -> str:
         off = " | ".join(_span(list(end.errors)) for end in ends)
         switches = " to ".join(f"{end.found.switch:.0f}" for end in ends)
         allowed = f"{ends[0].value:.2g} to {ends[1].value:.2g}"
-        experts = " to ".join(f"{end.found.experts_efficiency:.2f}" for end in ends)
+        experts = " to ".join(f"{1e6 * end.found.launch:.0f}" for end in ends)
         found.append(f"| `{name}` | {getattr(rates, name):g} | {allowed} | {switches} | {experts} | {off} |")
     return "\n".join(found)
 
@@ -709,7 +711,7 @@ Each of these is determined by one published number of a calibration row, and ro
 
 {_constants()}
 
-| constant | value | rows allow | seconds of a switch | `EXPERTS_EFFICIENCY` | errors at the least | at the greatest |
+| constant | value | rows allow | seconds of a switch | `EXPERT_LAUNCH`, µs | errors at the least | at the greatest |
 |---|---|---|---|---|---|---|
 {_bounds()}
 
@@ -721,8 +723,8 @@ Each of these is determined by one published number of a calibration row, and ro
 
 The first version chose `EFFICIENCY`, `STEP_SECONDS` and `LAYER_SECONDS` with rows for calibration among which was
 verl's run of Qwen2.5-Math-7B on 32 H20, whose length was fitted to its own update, and `EXPERTS_SECONDS`, beside
-`EXPERTS_EFFICIENCY`, with the row of Qwen3-30B-A3B on 32 H100, whose one number does not determine both. None of the
-four was changed when these mistakes were found: no row determines a better value.
+what products of experts take, with the row of Qwen3-30B-A3B on 32 H100, whose one number does not determine both. None
+of the four was changed when these mistakes were found: no row determines a better value.
 
 What large products sustain on a card (gspo_hpc/planning/estimates/devices.py) is from public benchmarks of matrix
 products, rounded: a figure of experience. `products` and `reads` of H20 and `launching` of GB200 are determined, above;

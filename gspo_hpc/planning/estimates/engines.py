@@ -102,12 +102,12 @@ def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
     """Return the seconds in which engines read the prompts of a rollout, each once a group."""
     operations = given.completions / given.completions_per_prompt * given.prompt_tokens * model.token_flops
     gpus = count(config) * config.rollout.tensor_parallel_size
-    return operations / (gpus * device.sustained_flops * efficiency(model, device))
+    return operations / (gpus * device.sustained_flops * efficiency(device))
 
 
-def efficiency(model: Sizes, device: Device) -> float:
-    """Return the share of what large products sustain that passes over this model reach."""
-    return rates.EXPERTS_EFFICIENCY if model.layers_with_experts else rates.EFFICIENCY * device.products
+def efficiency(device: Device) -> float:
+    """Return the share of what large products sustain that passes reach on a card."""
+    return rates.EFFICIENCY * device.products
 
 
 def step_seconds(model: Sizes, config: Config, device: Device, alive: float, generated: float, given: Work) -> float:

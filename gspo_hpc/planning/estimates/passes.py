@@ -85,7 +85,7 @@ def seconds(
     at = grid(config)
     chunks = config.parallel.virtual_pipeline_model_parallel_size or 1
     batches = max(1.0, tokens / updates / at.replicas / moments.micro_batch_tokens(config))
-    computing = work_factor * forward / (config.world_size * device.sustained_flops * efficiency(model, device))
+    computing = work_factor * forward / (config.world_size * device.sustained_flops * efficiency(device))
     computing *= _unevenness(model, config)
     own = tokens / at.replicas / at.cp  # of one rank
     sending = work_factor - 1.0 if work_factor >= 3.0 else work_factor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # Calibrated on the runs that docs/estimates.md calls "calibration"; the other runs there are predictions. What a card
 # reaches beside these is in devices.py.
-EXPERTS_EFFICIENCY = 0.25  # of what large products sustain that passes of mixtures reach, whose products have few rows
+EXPERT_LAUNCH = 73e-6  # of one product of one expert in the trainer, beside its operations: it has few rows
 EXPERTS_SECONDS = 100e-6  # of an engine's layer with experts, beside its other seconds: routing, sorting, grouping
 SPREAD = 0.9  # of response lengths: standard deviation of their logarithm, before they are cut
 SWITCH_SECONDS = 12.0  # of a rollout in which the trainer leaves GPUs for engines, and returns (memory.offload_trainer)
@@ -17,13 +17,12 @@ SYNC_SECONDS = (
 OVERHEAD_SECONDS = 0.0  # of a rollout beside all else: packing, logging. The row that has phases leaves nothing for it
 
 # The same runs only bound these: docs/estimates.md has between what, and what other values would change.
-EFFICIENCY = 0.62  # of what large products sustain that passes of dense layers reach
+EFFICIENCY = 0.62  # of what large products sustain that passes reach
 STEP_SECONDS = 1.5e-3  # of one step of an engine, however little it computes: scheduling, sampling, detokenizing
 LAYER_SECONDS = 25e-6  # of one layer of it, in CUDA graphs
 
 # Not calibrated: what such hardware and software is known to give.
 EAGER_SECONDS = 120e-6  # of one layer in eager mode, besides: about a dozen kernels, each launched by Python
-EXPERT_LAUNCH = 10e-6  # of one product of one expert in the trainer: those of a rank are launched one after another
 BANDWIDTH = 0.75  # of the memory's data sheet, in long reads
 LINK = 0.6  # of a link's data sheet, in collectives
 NODE_LATENCY, NETWORK_LATENCY = 15e-6, 60e-6  # seconds of one all-reduce of little data
@@ -34,4 +33,4 @@ RELOAD_SECONDS = 3e-3  # of a layer that an engine takes new weights into, besid
 
 # Between these shares of an estimate lie the published runs of docs/estimates.md whose lengths are published, too (a
 # test compares); docs/estimates.md counts how many of the others lie there.
-RANGE = (0.77, 1.28)
+RANGE = (0.77, 1.29)

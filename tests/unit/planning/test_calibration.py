@@ -18,7 +18,7 @@ TOOLS = str(Path(__file__).parents[3] / "tools")
 def calibration(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(TOOLS)
     yield __import__("calibration")
-    for name in ("calibration", "published_runs", "published_syncs", "estimates", "generated"):
+    for name in ("calibration", "published_runs", "published_syncs", "later_runs", "estimates", "generated"):
         sys.modules.pop(name, None)
 
 
@@ -29,7 +29,7 @@ def test_constants_are_what_calibration_rows_determine_rounded(calibration: Modu
     assert (round(found.sync, 1), round(found.overhead, 1)) == (rates.SYNC_SECONDS, rates.OVERHEAD_SECONDS)
     assert round(found.switch) == rates.SWITCH_SECONDS
     assert round(found.launching) == devices.find("GB200").launching
-    assert 0.05 * round(found.experts_efficiency / 0.05) == pytest.approx(rates.EXPERTS_EFFICIENCY)
+    assert round(1e6 * found.launch) == pytest.approx(1e6 * rates.EXPERT_LAUNCH)
     assert found.possible
 
 
@@ -49,12 +49,12 @@ def test_other_constants_and_cards_are_put_back(calibration: ModuleType) -> None
     h20, kept = devices.find("H20"), rates.SPREAD
     calibration.before()
     calibration.otherwise()
-    sync, constants = passes.sync, (rates.SYNC_SECONDS, rates.EXPERTS_EFFICIENCY, rates.EXPERT_LAUNCH)
+    sync, seconds, constants = passes.sync, passes.seconds, (rates.SYNC_SECONDS, rates.EXPERT_LAUNCH)
     calibration.other_syncs()
-    calibration.other_mixtures()
+    calibration.former_mixtures()
     assert devices.find("H20") == h20 and rates.SPREAD == kept
-    assert passes.sync is sync
-    assert (rates.SYNC_SECONDS, rates.EXPERTS_EFFICIENCY, rates.EXPERT_LAUNCH) == constants
+    assert passes.sync is sync and passes.seconds is seconds
+    assert (rates.SYNC_SECONDS, rates.EXPERT_LAUNCH) == constants
 
 
 def test_the_sync_and_the_rest_of_the_calibration_row_are_each_as_published(calibration: ModuleType) -> None:
@@ -66,12 +66,12 @@ def test_the_sync_and_the_rest_of_the_calibration_row_are_each_as_published(cali
 
 
 def test_the_step_of_a_mixture_bounds_both_constants_of_experts(calibration: ModuleType) -> None:
-    """It is one number: with none of the engine's seconds products must be slower, with the most as fast as can be."""
+    """It is one number: with none of the engine's seconds products must take more, with the most nothing."""
     least, most = calibration.bounds("EXPERTS_SECONDS")
     assert "EXPERTS_SECONDS" in calibration.FREE  # the table of bounds
     assert least.value == 0.0 < rates.EXPERTS_SECONDS < most.value < 3e-4
-    assert least.found.experts_efficiency < rates.EXPERTS_EFFICIENCY < most.found.experts_efficiency
-    assert most.found.experts_efficiency == pytest.approx(1.0, abs=0.02)
+    assert least.found.launch > rates.EXPERT_LAUNCH > most.found.launch
+    assert most.found.launch == pytest.approx(0.0, abs=2e-6)
     assert least.found.switch == most.found.switch == calibration.determined().switch
 
 
