@@ -347,8 +347,8 @@ def _later() -> str:
         former = later_runs.utilization()
     paragraphs = (
         f"""A reader looked for published runs that this page did not have, when all constants but `EXPERT_LAUNCH` were
-        as they are: {len(errors)} of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in the
-        range that `plan` prints. They are no part of any count above, nor of the range.""",
+        as they are: {len(errors)} of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in
+        the range that `plan` prints. They are no part of any count above, nor of the range.""",
         f"""verl publishes what share of the card's operations updates of the mixture reach on a node of 8 GPUs, which
         by the rest of its page are H20: an [MFU of {later_runs.PUBLISHED_MFU:.2f}]({later_runs.VERL_MIXTURE}), with
         TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. While a share of operations was what products of

@@ -92,7 +92,7 @@ def seconds(
     talking = work_factor * _talking(model, at, device, own)
     if model.layers_with_experts:
         handled = batches * updates
-        computing += work_factor * _handling(model, config, at, device, own, handled)
+        computing += work_factor * _fullest(model, config) * _handling(model, config, at, device, own, handled)
         talking += sending * _dispatching(model, config, at, device, own)
     return (computing + talking) * (1.0 + (at.pp - 1) / (chunks * batches))
 
@@ -103,6 +103,15 @@ def _unevenness(model: Sizes, config: Config) -> float:
     layers = divisions.layers_per_stage(model.layers, config.parallel)
     shares = [every / stages] * stages if layers is None else [count / model.layers * every for count in layers]
     return max(*shares[:-1], shares[-1] + output, 0.0) * stages / (every + output)
+
+
+def _fullest(model: Sizes, config: Config) -> float:
+    """Return the layers of the pipeline stage that has most of them over those of the mean."""
+    stages, layers = (
+        config.parallel.pipeline_model_parallel_size,
+        divisions.layers_per_stage(model.layers, config.parallel),
+    )
+    return 1.0 if layers is None else max(layers) * stages / model.layers
 
 
 def _talking(model: Sizes, at: Grid, device: Device, own: float) -> float:

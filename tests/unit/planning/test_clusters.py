@@ -269,7 +269,7 @@ def test_batch_sizes_are_advised_with_reasons_and_can_be_had() -> None:
 def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gpu: str) -> None:
     """Tried with the plan: an optimizer step that is too full is not made smaller by fewer tokens."""
     config, said = made(model, nodes, gpus, gpu), 0
-    for layout in layouts.find(config, limit=10):
+    for layout in layouts.find(config, limit=20):
         for text in (text for text in layout.reasons if "if memory runs out" in text):
             if "only more GPUs" in text:
                 continue
@@ -335,7 +335,7 @@ def test_what_saves_memory_counts_against_a_layout() -> None:
     config = made("Qwen3-235B-A22B", 32, 4, "GB200")
     best = layouts.find(config, limit=1)[0]
     plan = make_plan(with_all(config, best.settings))
-    assert plan.memory is not None and plan.memory.headroom > 0.2
+    assert plan.memory is not None and plan.memory.headroom > 0.15
     assert not best.settings["memory.offload_optimizer"] and "optimizer.grad_reduce_in_fp32" not in best.settings
     plain = layouts._costs(config, None)
     for name, changed in {
