@@ -128,6 +128,8 @@ def policy_loss(
 
     with torch.no_grad():
         corrected = _corrected(objective, weights, kept, gap, samples, by_sequence)
+        if reference_kl is None and objective.kl_beta > 0 and batch.reference_logprobs is not None:  # in the reward
+            reference_kl = k3(samples.clean(batch.reference_logprobs) - current)
         known = objective.correction_kind != "bypass" or sampled_by_this
         seen = gap if objective.correction_kind != "bypass" else current - rollout
         seen = seen if known else torch.zeros_like(gap)
