@@ -134,12 +134,14 @@ def of_swift(draft: Draft) -> None:
         )
         return
     if not (path := draft.text("teacher_model")):
+        for name in filter(draft.given, ("teacher_kl_coef", "teacher_adapters")):
+            draft.drop(name, "it is read with teacher_model only")
         return
     if draft.texts("teacher_adapters"):
         draft.refuse(f"{draft.label('teacher_adapters')}: a teacher has no adapters here; merge them into its weights")
     if beta := draft.number("beta", 0.04):
-        given = draft.label("beta") if draft.given("beta") else f"--beta is not given (its default is {beta:g})"
-        draft.refuse(f"{given}: {_REFERENCE}; with --beta 0 there is none")
+        given = draft.label("beta") if draft.given("beta") else f"--beta {beta:g}, its default"
+        draft.refuse(f"{draft.label('teacher_model')} with {given}: {_REFERENCE}; with --beta 0 there is none")
     level = "importance_sampling_level"
     if draft.text(level) == "sequence":
         draft.refuse(

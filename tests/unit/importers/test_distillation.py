@@ -125,7 +125,7 @@ def test_a_teacher_of_a_run_of_ms_swift(run: str, more: str, weight: float, with
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("--teacher_model m", "--beta is not given (its default is 0.04): a KL term against the model's start"),
+        ("--teacher_model m", "--teacher_model m with --beta 0.04, its default: a KL term against the model's start"),
         ("--teacher_model m --beta 0.1", "--beta 0.1: a KL term against the model's start"),
         (f"{TAUGHT} --importance_sampling_level sequence", "the ratio of the sequence carries the signal of one token"),
         (f"{TAUGHT} --teacher_kl_coef 0", "the teacher has no part in what is learnt"),
@@ -139,6 +139,11 @@ def test_another_distillation_of_ms_swift_is_refused_by_name(run: str, more: str
     assert expected in str(refused.value), refused.value
 
 
+def test_settings_of_no_teacher_are_told() -> None:
+    found = convert(f"{HF} --num_generations 8 --teacher_kl_coef 0.5", gpus=8)
+    assert {item.name: item.why for item in found.left}["teacher_kl_coef"] == "it is read with teacher_model only"
+
+
 def test_adapters_of_a_teacher_are_refused() -> None:
     with pytest.raises(ValueError, match="merge them into its weights"):
         convert(f"{HF} {TAUGHT} --num_generations 8 --teacher_adapters a", gpus=8)
@@ -149,7 +154,7 @@ def test_gkd_is_told_what_is_like_it(run: str) -> None:
     with pytest.raises(ValueError) as refused:
         convert(f"{run} --teacher_model m --num_generations 8".replace("type grpo", "type gkd"), gpus=8)
     assert "--rlhf_type gkd: only --rlhf_type grpo has a counterpart here; its divergence is" in str(refused.value)
-    assert "--beta is not given" not in str(refused.value)
+    assert "its default" not in str(refused.value)
 
 
 def test_one_completion_a_prompt_is_enough_where_a_teacher_alone_teaches() -> None:
