@@ -128,14 +128,17 @@ def policy_loss(
 
     with torch.no_grad():
         corrected = _corrected(objective, weights, kept, gap, samples, by_sequence)
+        if reference_kl is None and objective.kl_beta > 0 and batch.reference_logprobs is not None:  # in the reward
+            reference_kl = k3(samples.clean(batch.reference_logprobs) - current)
         known = objective.correction_kind != "bypass" or sampled_by_this
         seen = gap if objective.correction_kind != "bypass" else current - rollout
         seen = seen if known else torch.zeros_like(gap)
         chosen = None if batch.selected is None else batch.selected & samples.mask
         of_tokens = {"reference_kl": reference_kl, "selected_fraction": chosen}
-        sums, maxima = _metrics(samples, ratios, clipped, current - old, seen, of_tokens, corrected, by_sequence)
-        by_place = cp_reduce(_gap_by_place(seen.abs(), batch))
-        gaps = cp_reduce(gap_sums.sums(seen, samples.mask))
+        size = seen.abs()
+        sums, maxima = _metrics(samples, ratios, clipped, current - old, size, of_tokens, corrected, by_sequence)
+        by_place = cp_reduce(_gap_by_place(size, batch))
+        gaps = cp_reduce(gap_sums.sums(seen, samples.mask, size))
         if not known:
             by_place, gaps = torch.zeros_like(by_place), torch.zeros_like(gaps)
         sums |= {name: torch.stack((gaps[i], gaps[-1])) for i, name in enumerate(gap_sums.NAMES)}
@@ -145,9 +148,7 @@ def policy_loss(
 
 def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
     """Return sums and counts of |gap| [R] by place; where nothing is known of the prefix cache, nothing was cached."""
-    cached = (
-        torch.zeros_like(batch.seq_ids) if batch.num_cached_tokens is None else batch.num_cached_tokens[batch.seq_ids]
-    )
+    cached = None if batch.num_cached_tokens is None else batch.num_cached_tokens[batch.seq_ids]
     return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
@@ -174,7 +175,7 @@ def _metrics(
     ratios: Ratios,
     clipped: Clipped,
     difference: Tensor,  # [R] log pi - log pi_old
-    gap: Tensor,  # [R]
+    size: Tensor,  # [R] of the gap
     optional: dict[str, Tensor | None],  # [R] each: metrics of tokens that some objectives lack
     corrected: Tensor | None,  # [U] bool
     by_sequence: bool,
@@ -209,7 +210,7 @@ def _metrics(
     for name, values in {"correction_fraction": corrected, **optional}.items():
         pairs[name] = (none, none) if values is None else pairs[name]
     pairs["trained_length"] = (tokens, (samples.tokens > 0).sum().to(samples.dtype))
-    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(gap.abs())}
+    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(size)}
     assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 

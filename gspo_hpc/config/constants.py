@@ -33,6 +33,9 @@ OVERCLIPPED = 0.5
 COLD, NARROW_P, NARROW_K = 0.5, 0.5, 5
 # Share of its first entropy below which a policy has collapsed, if rewards no longer differ either.
 COLLAPSED = 0.05
+# Divergence from a teacher, in nats a token: a policy that is twice as far as at first moves away from it (the console
+# says so, diagnose explains it), unless both are as near as this, where the estimate is mostly noise.
+LOST_TEACHER, NEAR_TEACHER = 2.0, 0.01
 # Parts of a step whose seconds are in its record (seconds/NAME): reward_wait is a part of generate; the last two come
 # after the record is made.
 STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")

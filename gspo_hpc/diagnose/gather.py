@@ -26,7 +26,7 @@ from gspo_hpc.launch import status
 from gspo_hpc.models import architecture
 from gspo_hpc.planning import trained
 from gspo_hpc.planning.estimates import adapters, parameters
-from gspo_hpc.runs import learning, reader
+from gspo_hpc.runs import distillation, learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_logs
 from gspo_hpc.runs.reader import RunData, value
@@ -72,6 +72,7 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object for --json; docs/diagnose.md documents its keys."""
+        taught = distillation.of_run(self.evidence.config, self.evidence.records)
         return {
             "run": self.evidence.path,
             "state": self.evidence.state,
@@ -79,6 +80,8 @@ class Diagnosis:
             "max_steps": self.max_steps,
             "attempts": len(self.evidence.attempts),
             "adapter": trained.adapter(self.evidence.config),
+            "teacher": None if taught is None else taught.teacher,
+            "divergence": None if taught is None else list(taught.divergences),
             "problems": self.problems,
             "symptoms": [symptom.to_json() for symptom in self.symptoms],
             "targets": {

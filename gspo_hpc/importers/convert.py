@@ -98,7 +98,7 @@ def convert(
         )
     divided = config.algorithm.advantage in ("batch_std", "gdpo")
     divided |= config.algorithm.advantage == "reinforce_baseline" and found.source != "verl"
-    if config.algorithm.normalize_advantage or divided:
+    if (config.algorithm.normalize_advantage or divided) and draft.settings.get("reward.functions") is None:
         of_swift = config.algorithm.advantage == "gdpo" and found.source.startswith("swift")
         epsilon = "1e-8" if of_swift else _EPSILON[found.source]
         draft.differs.append(
@@ -160,11 +160,12 @@ def convert(
     tail += comments("Assumed, or still to be given:", draft.assumed)
     tail += comments("Not carried over:", dropped)
     tail += comments(f"Not known as arguments of {project}:", [argument.given for argument in strange])
-    missing = [key for key in config.missing() if key != "reward.functions"] + ["reward.functions"]
+    missing = [key for key in config.missing() if key != "reward.functions"]
+    missing += ["reward.functions"] * ("reward.functions" not in draft.settings)  # where no teacher alone teaches
     missing += ["data.eval"] * (
         config.eval.interval is not None and not config.data.eval and config.data.train_ratio == 1
     )
-    tail += comments("A run also needs:", [", ".join(missing)])
+    tail += comments("A run also needs:", [", ".join(missing)] if missing else [])
     tail += comments("Carried over:", ["; ".join(report.by_key(carried))])
     written = "\n".join(head) + "\n" + body + "\n".join(tail) + "\n"
     return Converted(

@@ -13,7 +13,7 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation
-from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, rollouts
+from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, rollouts, teachers
 from gspo_hpc.importers.placement import swift as placement
 from gspo_hpc.importers.scripts.shell import Command
 from gspo_hpc.importers.versions import swift as versions
@@ -55,18 +55,23 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
         evaluation.never(draft)
 
 
+_INSTEAD = {
+    "gkd": "; its divergence is over the whole vocabulary. On-policy distillation here is that of --rlhf_type grpo "
+    "with --teacher_model and --beta 0: algorithm.teacher, the reverse divergence by sampled tokens"
+}
+
+
 def check(draft: Draft) -> None:
     """Refuse runs of ms-swift that are no GRPO, or follow a teacher or another loss besides."""
     kind = draft.text("rlhf_type")
     if kind != "grpo":
         given = f"--rlhf_type {kind}" if kind else "--rlhf_type is not given (its default is dpo)"
-        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here")
+        draft.refuse(f"{given}: only --rlhf_type grpo has a counterpart here{_INSTEAD.get(str(kind), '')}")
     draft.credit("algorithm.name", "rlhf_type")
-    for name in ("teacher_model", "teacher_model_server", "chord_sft_dataset", "advantage_reweight"):
+    for name in ("chord_sft_dataset", "advantage_reweight"):
         if draft.texts(name):
-            of_teacher = "; here algorithm.teacher names a teacher, and algorithm.kl_beta its weight"
-            more = of_teacher if name.startswith("teacher") else ", which has no counterpart here"
-            draft.refuse(f"{draft.label(name)}: the loss follows more than rewards then{more}")
+            more = "the loss follows more than rewards then, which has no counterpart here"
+            draft.refuse(f"{draft.label(name)}: {more}")
     if draft.number("sdar_loss_coef", 0.0):
         draft.refuse(f"{draft.label('sdar_loss_coef')}: the loss has a term of distillation then")
     if draft.whole("teacher.gpus", 0, least=0):
@@ -92,6 +97,7 @@ def objective(draft: Draft) -> None:
     groups.of_swift(draft)
     loss_types.kept_out(draft)
     adapters.reference(draft)
+    teachers.of_swift(draft)
 
 
 def _layout(draft: Draft) -> None:
@@ -251,7 +257,8 @@ def _batch(draft: Draft) -> int:
     """Put the batch sizes; return completions per optimizer step."""
     update = draft.whole("global_batch_size", 16) or 16
     draft.put("batch.global_batch_size", update, "global_batch_size")
-    draft.put("batch.num_generations", draft.whole("num_generations", 8, least=2), "num_generations")
+    group = draft.whole("num_generations", 8, least=teachers.least_group(draft))
+    draft.put("batch.num_generations", group, "num_generations")
     return update
 
 
@@ -275,7 +282,8 @@ def generation(draft: Draft) -> None:
     prompt_texts.of_ray(draft, response)
     placement.served(draft)
     parts.rewards(draft, "reward_funcs", "reward_weights")
-    if not any(name in draft.values for name in ("reward_funcs", "reward_model", "reward_model_plugin")):
+    graded = ("reward_funcs", "reward_model", "reward_model_plugin", "teacher_model")
+    if not any(name in draft.values for name in graded):
         draft.assumed.append(
             "neither reward_funcs nor reward_model is given: ms-swift then needs an environment (use_gym_env) for "
             "rewards, perhaps of several turns; here a reward function grades one completion"

@@ -15,7 +15,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation, precision
 from gspo_hpc.importers.inputs import yaml_value
-from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, unsloth
+from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, teachers, unsloth
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
@@ -153,7 +153,7 @@ def batch(draft: Draft, processes: int, size: int, accumulated: int, project: st
 
     `size`: of a micro-batch of one process, of which `accumulated` make an update.
     """
-    group = draft.whole("num_generations", 8, least=2) or 8
+    group = draft.whole("num_generations", 8, least=teachers.least_group(draft)) or 8
     passes = draft.whole("num_iterations", 1) or 1
     count, rollout = draft.whole("steps_per_generation"), draft.whole("generation_batch_size")
     micro = size * processes

@@ -13,7 +13,7 @@ from gspo_hpc.importers import adapters, prompt_texts, report, tables
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null
-from gspo_hpc.importers.objective import groups
+from gspo_hpc.importers.objective import groups, teachers
 from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import Command
@@ -91,7 +91,7 @@ def _batch(draft: Draft) -> tuple[int, int]:
     prompts = _prompts(draft)
     mini = draft.whole(f"{ACTOR}.ppo_mini_batch_size", 256) or 256
     epochs = draft.whole(f"{ACTOR}.ppo_epochs", 1) or 1
-    if group < 2:
+    if group < 2 and not teachers.is_alone(draft):
         text, name = "must be 2 or more, since one completion has no group to compare with", f"{ROLLOUT}.n"
         value = draft.values.get(name)
         why = f"{draft.why_unset(value)}; it " if isinstance(value, str) and is_unset(value) else ""

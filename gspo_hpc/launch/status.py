@@ -22,7 +22,7 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.planning import exactness, trained
-from gspo_hpc.runs import learning, reader
+from gspo_hpc.runs import distillation, learning, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.runs.sweep import SweepDir, expand
@@ -58,6 +58,9 @@ class Status:
     seconds_left_in_run: float | None
     attempts: int
     adapter: str | None  # what of the model is trained, in words; None: all of it
+    teacher: str | None  # the model that a run distils from (algorithm.teacher); None without one
+    divergence: float | None  # from the teacher over the latest rollouts, in nats a token
+    distils: str  # the teacher, its part in what is learnt and how the divergence went, in words; empty without one
     exactness: str | None  # bitwise, journal-exact or checkpoint-exact (docs/exactness.md)
     exactness_settings: list[str]  # key=value that raise it
     exactness_cost: str  # of these, or of what has raised it; may be empty
@@ -110,10 +113,11 @@ def read(path: Path) -> Status:
     attempts, _ = reader.read_attempts(run)
     logged = reader.read_records(run)
     records = [record for record in logged if record["step"] > 0]
-    max_steps, found, adapter = None, None, None
+    max_steps, found, adapter, taught = None, None, None, None
     with _noting(damage):
         config = run.load_config()
         max_steps, found, adapter = config.run.max_steps, exactness.assess(config), trained.adapter(config)
+        taught = distillation.of_run(config, records)
     job: Job | None = None
     with _noting(damage):
         job = _job(run)
@@ -148,6 +152,9 @@ def read(path: Path) -> Status:
         seconds_left_in_run=None if per_step is None else per_step * max(0, left),
         attempts=len(attempts),
         adapter=adapter,
+        teacher=None if taught is None else taught.teacher,
+        divergence=None if taught is None else taught.latest,
+        distils="" if taught is None else taught.words,
         exactness=None if found is None else found.grade,
         exactness_settings=[] if found is None else list(found.settings),
         exactness_cost="" if found is None else found.cost,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gspo_hpc.planning import exactness, trained
 from gspo_hpc.report.scales import number
+from gspo_hpc.runs import distillation
 from gspo_hpc.runs.learning import Learning, judge
 from gspo_hpc.runs.reader import RunData, unix_time, value
 from gspo_hpc.system.text import duration
@@ -102,6 +103,7 @@ def _words(run: RunData) -> Iterator[str]:
 def _facts(run: RunData) -> Iterator[Fact]:
     yield from _accuracy(run)
     yield from _reward(run)
+    yield from _teacher(run)
     completions = run.config.batch.global_batch_size if run.config is not None else None
     yield Fact(
         "Steps",
@@ -140,3 +142,12 @@ def _reward(run: RunData) -> Iterator[Fact]:
         return
     steps = f"first and last {tenth} steps" if tenth > 1 else "first and last step"
     yield Fact("Reward", number(last), number(first), note=steps)
+
+
+def _teacher(run: RunData) -> Iterator[Fact]:
+    taught = distillation.of_run(run.config, run.train_records)
+    if taught is None or taught.latest is None:
+        return
+    before = f"{taught.divergences[0]:.4f}" if len(taught.divergences) == 2 else ""
+    signal = "alone" if taught.alone else "beside rewards"
+    yield Fact("Divergence from the teacher", f"{taught.latest:.4f}", before, note=f"nats a token; it teaches {signal}")

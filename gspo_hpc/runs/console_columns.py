@@ -18,6 +18,7 @@ class Column:
 COLUMNS = (
     Column("step", 6, 0, "the optimizer step, and the last one of the run"),  # wider where the steps need it
     Column("reward", 7, 1, "mean reward of the completions of this update (reward); ! where all groups had equal ones"),
+    Column("teacher", 8, 1, "divergence from the teacher in nats a token, of runs that have one (reference_kl)"),
     Column("length", 7, 3, "mean tokens of a completion (response_length)"),
     Column("clip", 6, 4, "share of ratios that were clipped (clip_fraction); ! where that is half of them or more"),
     Column("gap", 8, 5, "largest difference of a token's log-prob between engine and trainer (logprob_gap_max)"),
@@ -31,3 +32,9 @@ COLUMNS = (
     Column("tok/s", 7, 4, "sampled tokens a second, the rollout's time shared out over its updates"),
     Column("left", 7, 2, "time to the last step, from the median of the latest rollouts"),
 )
+
+
+def of_run(*, teacher: bool, rewards: bool) -> tuple[Column, ...]:
+    """Return the columns of a run that has a teacher or not, and in which rewards decide or not."""
+    absent = {name for name, there in (("teacher", teacher), ("reward", rewards)) if not there}
+    return tuple(column for column in COLUMNS if column.title not in absent)

@@ -55,11 +55,10 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
         parts.append(f"reward {means[0]:.3f} in the only rollout")
         rose = means[0] != 0.0
     if not any("reward" in record for record in steps):  # a teacher is the only signal
-        distances = _rollout_means(steps, "reference_kl")
-        if len(distances) >= 2:
-            first, end = _ends(distances)
-            parts.append(f"divergence from the teacher {first:.4f} -> {end:.4f} nats a token")
-            rose = end < first
+        distances = divergences(steps)
+        if len(distances) == 2:
+            parts.append(towards_teacher(*distances))
+            rose = distances[-1] < distances[0]
     if len(scores) >= 2:
         parts.append(f"accuracy on unseen prompts {scores[0].share:.3f} -> {scores[-1].share:.3f}")
         rose = rose or scores[-1].share > scores[0].share
@@ -76,6 +75,17 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
         means_what = "neither reward nor accuracy rose" if means else "the policy came no nearer to its teacher"
         return Learning("doubtful", numbers, f"may have learnt nothing: {means_what}")
     return Learning("learnt", numbers)
+
+
+def divergences(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Return the divergence from the reference or the teacher at first and at last; one number of a single rollout."""
+    means = _rollout_means([record for record in records if (value(record, "step") or 0.0) > 0], "reference_kl")
+    return _ends(means) if len(means) >= 2 else tuple(means)
+
+
+def towards_teacher(first: float, last: float) -> str:
+    """Return in words how far a policy was from its teacher at first, and at last."""
+    return f"divergence from the teacher {first:.4f} -> {last:.4f} nats a token"
 
 
 @dataclass(frozen=True)

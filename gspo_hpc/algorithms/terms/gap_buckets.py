@@ -20,14 +20,16 @@ CACHED_NAMES, POSITION_NAMES = _names("cached", CACHED), _names("position", POSI
 NAMES = (*CACHED_NAMES, *POSITION_NAMES)
 
 
-def sums_by_bucket(gap: Tensor, mask: Tensor, cached: Tensor, positions: Tensor) -> Tensor:
-    """Return pairs (sum of |gap|, tokens) [len(NAMES), 2] over the tokens [R] of the mask, in the order of NAMES."""
-    places = (
-        torch.bucketize(cached, cached.new_tensor(CACHED)),
-        len(CACHED_NAMES) + torch.bucketize(positions, positions.new_tensor(POSITIONS)),
-    )
+def sums_by_bucket(gap: Tensor, mask: Tensor, cached: Tensor | None, positions: Tensor) -> Tensor:
+    """Return pairs (sum of |gap|, tokens) [len(NAMES), 2] over the tokens [R] of the mask, in the order of NAMES.
+
+    Without `cached` no token of a prompt came from the cache.
+    """
     pairs = torch.stack((torch.where(mask, gap, 0.0), mask.to(gap.dtype)), dim=1)
     table = pairs.new_zeros(len(NAMES), 2)
-    for place in places:
-        table.index_add_(0, place, pairs)
-    return table
+    if cached is None:
+        table[0] = pairs.sum(0)
+    else:
+        table.index_add_(0, torch.bucketize(cached, cached.new_tensor(CACHED)), pairs)
+    place = len(CACHED_NAMES) + torch.bucketize(positions, positions.new_tensor(POSITIONS))
+    return table.index_add_(0, place, pairs)

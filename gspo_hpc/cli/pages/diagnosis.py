@@ -11,6 +11,7 @@ from gspo_hpc.diagnose.evidence import ENOUGH
 from gspo_hpc.diagnose.gather import Diagnosis
 from gspo_hpc.diagnose.registry import SEVERITIES, Severity
 from gspo_hpc.planning import trained
+from gspo_hpc.runs import distillation
 from gspo_hpc.system.terminal import pasteable
 
 _COLOURS: dict[Severity, str] = {"problem": "red", "warning": "yellow", "note": "cyan"}
@@ -32,6 +33,8 @@ def page(found: Diagnosis) -> Iterator[RenderableType]:
     )
     if (adapter := trained.adapter(run.config)) is not None:
         yield item("  trains   ", adapter)
+    if (taught := distillation.of_run(run.config, run.records)) is not None:
+        yield item("  distils  ", taught.words)
     for symptom in found.symptoms:
         yield ""
         yield text((symptom.severity, _COLOURS[symptom.severity]), "  ", (symptom.name, "bold"))

@@ -44,6 +44,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
         "step": [f"{state.step}{'' if state.max_steps is None else f' of {state.max_steps}'}" for state in states],
         "reward": ["" if state.reward is None else f"{state.reward:.3f}" for state in states],
         "accuracy": ["" if state.accuracy is None else f"{state.accuracy:.3f}" for state in states],
+        "from teacher": ["" if state.divergence is None else f"{state.divergence:.4f}" for state in states],
         "tokens/s": ["" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}" for state in states],
         "spent": ["" if not state.seconds_spent else duration(state.seconds_spent) for state in states],
         "left": ["" if not _seconds_left(state) else duration(_seconds_left(state)) for state in states],
@@ -54,7 +55,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     }
     columns = {name: cells for name, cells in columns.items() if name in ("run", "state", "step") or any(cells)}
     for name in columns:
-        number = name in ("step", "reward", "accuracy", "tokens/s", "spent", "left")
+        number = name in ("step", "reward", "accuracy", "from teacher", "tokens/s", "spent", "left")
         whole, least = number or name == "state", {"run": 12, "earlier attempts": 8}.get(name)
         table.add_column(name, justify="right" if number else "left", no_wrap=whole, min_width=least, overflow="fold")
     for row in zip(*columns.values(), strict=True):
@@ -62,7 +63,8 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     clock = [text((time.strftime("%H:%M:%S"), "dim"))] if clear else []
     told: dict[str, list[str]] = {}  # runs of which the same is said are named together
     for state in states:
-        for line in (state.reason, state.worry, f"waits for {state.waits_for}" if state.waits_for else ""):
+        distils = f"distils {state.distils}" if state.distils else ""
+        for line in (state.reason, state.worry, f"waits for {state.waits_for}" if state.waits_for else "", distils):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -92,6 +94,8 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  {duration(state.seconds_spent)} of steps so far{ago}"
     if state.adapter:
         yield f"  trains {state.adapter}"
+    if state.distils:
+        yield f"  distils {state.distils}"
     if state.waits_for:
         yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):

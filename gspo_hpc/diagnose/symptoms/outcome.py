@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gspo_hpc.diagnose.evidence import ENOUGH, Evidence
+from gspo_hpc.config.constants import LOST_TEACHER, NEAR_TEACHER
+from gspo_hpc.config.derived import rewards_count
+from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, span
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.system.text import rounded
 
@@ -44,4 +46,35 @@ def lost_what_it_learnt(run: Evidence) -> Finding | None:
         "the reward pays for something else than right answers, or updates are too large and the policy collapsed",
         (f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
         ("samples.jsonl: see what earns the reward", "gspo-hpc export RUN --step N --out DIR: an earlier checkpoint"),
+    )
+
+
+@symptom(
+    "away_from_teacher",
+    severity="warning",
+    shows="the divergence from `algorithm.teacher` did not fall between the first and the newest steps",
+    change="`algorithm.kl_beta`, `optimizer.lr`; the prompts, and how they are written for the teacher",
+)
+def away_from_teacher(run: Evidence) -> Finding | None:
+    """Find a policy that came no nearer to the teacher that it distils from."""
+    settings = run.config.algorithm
+    parts = ends(run.points("reference_kl")) if settings.has_teacher else None
+    if parts is None:
+        return None
+    before, after = mean(parts[0]), mean(parts[1])
+    if after < max(before, NEAR_TEACHER):
+        return None
+    mixed = rewards_count(run.config)
+    slower = f"optimizer.lr={rounded(run.config.optimizer.lr / 3)}"
+    return Finding(
+        (
+            f"the divergence from the teacher {settings.teacher} was {rounded(before)} nats a token in "
+            f"{span(parts[0])} and is {rounded(after)} in {span(parts[1])}",
+        ),
+        f"rewards pull the policy away from its teacher, which has the weight {settings.kl_beta:g} beside them"
+        if mixed
+        else "updates are too large, or the teacher does not know these prompts as they are written for it",
+        (f"algorithm.kl_beta={rounded(3 * settings.kl_beta)}", slower) if mixed else (slower,),
+        ("samples.jsonl: read whether the teacher would have answered in this way",),
+        "problem" if after > LOST_TEACHER * before and not mixed else "warning",
     )

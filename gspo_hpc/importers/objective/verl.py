@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.objective import corrections, divergence
+from gspo_hpc.importers.objective import corrections, divergence, teachers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.verl_layout import ACTOR
 
@@ -68,11 +68,7 @@ def put(draft: Draft) -> None:
         draft.drop(f"{ACTOR}.entropy_coeff", "a bonus below 0 is a penalty, which the loss does not have here")
     elif draft.given(f"{ACTOR}.entropy_coeff"):
         draft.drop(f"{ACTOR}.entropy_coeff", report.OFF)
-    if draft.switch("distillation.enabled"):
-        draft.refuse(
-            "distillation.enabled=True: the loss follows a teacher too, by terms of its own that are not carried over; "
-            "here algorithm.teacher with algorithm.kl_beta is on-policy distillation"
-        )
+    teachers.of_verl(draft)
 
 
 # What decides the objective, whatever stands before it in a name.
@@ -82,7 +78,7 @@ _OBJECTIVE = ("loss_mode", "loss_type", "adv_estimator", "policy_loss_type")
 def _other_objectives(draft: Draft) -> None:
     """Refuse an argument that is not verl's and names an objective, as repositories with a verl of their own have."""
     for name in draft.values:
-        if name.startswith("distillation."):  # of a loss that follows a teacher, which is refused where it is on
+        if name.startswith("distillation."):  # of a loss that follows a teacher
             continue
         if name.rpartition(".")[2] in _OBJECTIVE and name not in draft.source.table.known:
             draft.refuse(f"{draft.label(name)}: verl has no argument of this name, and it seems to choose an objective")
@@ -98,7 +94,8 @@ def _aggregation(draft: Draft, mode: str) -> None:
         if given != plain:
             policy = f"the policy's term of {_MODES.get(mode, mode)} is always a mean over sequences"
             draft.drop(name, f"{policy}, there and here; verl reads this for the terms of divergence and entropy")
-            if draft.switch(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
+            beside = draft.switch(f"{ACTOR}.use_kl_loss") or teachers.is_on(draft)
+            if beside or draft.number(f"{ACTOR}.entropy_coeff", 0.0, least=-1.0):
                 draft.differs.append(
                     f"loss_agg_mode {given}: verl takes so the mean of divergence and entropy, and here it is one over "
                     "sequences, as of the policy's term"

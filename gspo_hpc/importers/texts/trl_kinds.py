@@ -64,7 +64,7 @@ _OLD_PPO = " ".join((
 _DISTILLS = "teacher_model_name_or_path teacher_model_init_kwargs teacher_model_revision lmbda seq_kd"
 _BY_PAIRS = "it learns from pairs of answers and samples none"
 _BY_RATINGS = "it learns from rated answers and samples none"
-_BY_TEACHER = "it follows a teacher"
+_BY_TEACHER = "it follows a teacher by its whole distribution; algorithm.teacher here does so by sampled tokens"
 _ASYNC = "asynchronous GRPO"
 
 TRAINERS = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from enum import auto
 from fractions import Fraction
 
+from gspo_hpc.config.derived import rewards_count
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
@@ -147,10 +148,15 @@ def _rollout_updates(plan: PlanBuilder) -> Iterator[str]:
         yield f"generation_batch_size ({gen}) must be divisible by global_batch_size ({gbs})"
 
 
-@rule(BatchRule.GROUP_HAS_TWO_COMPLETIONS, "`num_generations` is at least 2", Topic.COUNTS, estimable=True)
+@rule(
+    BatchRule.GROUP_HAS_TWO_COMPLETIONS,
+    "`num_generations` is at least 2, unless a teacher alone teaches",
+    Topic.COUNTS,
+    estimable=True,
+)
 def _group(plan: PlanBuilder) -> Iterator[str]:
     group = plan.config.batch.num_generations
-    if group and group < 2:
+    if group and group < 2 and rewards_count(plan.config):
         yield f"num_generations ({group}) must be at least 2: one completion has no group to compare with"
 
 

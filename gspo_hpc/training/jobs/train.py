@@ -109,7 +109,7 @@ def train(
     ranks = start(config, patience, control)
     set_threads(config)
     kept = os.fdopen(open_log(attempt.console), "w", encoding="utf-8") if ranks.rank == 0 else None
-    job = TrainingJob(run, attempt, config, ranks, Console(terminal, config.run.max_steps or 0, kept=kept))
+    job = TrainingJob(run, attempt, config, ranks, Console.of(config, terminal, kept))
     try:
         reason = job.train(flag, control, collectives)
         job.end_generators(reason)

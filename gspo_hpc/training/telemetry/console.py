@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from gspo_hpc.config.constants import COLLAPSED, OVERCLIPPED
-from gspo_hpc.runs.console_columns import COLUMNS, Column
+from gspo_hpc.config.constants import COLLAPSED, LOST_TEACHER, NEAR_TEACHER, OVERCLIPPED
+from gspo_hpc.config.derived import rewards_count
+from gspo_hpc.config.schema import Config
+from gspo_hpc.runs import console_columns
+from gspo_hpc.runs.console_columns import Column
 from gspo_hpc.system.terminal import pasteable
 from gspo_hpc.system.text import duration, rounded
 from gspo_hpc.training.telemetry.lenient_stream import LenientStream
@@ -40,23 +43,39 @@ class Console:
 
     `stream` is where to write; `total_steps` is the step the run ends at (0: unknown). `plain` None means: plain unless
     `stream` is a terminal that understands cursor movement. `kept` gets every line, too, without colour and bars: what
-    ``gspo-hpc logs`` shows later.
+    ``gspo-hpc logs`` shows later. `columns` are those of the table (console_columns.of_run), which a run with a teacher
+    has others of.
     """
 
-    def __init__(self, stream: TextIO, total_steps: int, plain: bool | None = None, kept: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        total_steps: int,
+        plain: bool | None = None,
+        kept: TextIO | None = None,
+        columns: Sequence[Column] = console_columns.of_run(teacher=False, rewards=True),
+    ) -> None:
         self.stream = LenientStream(stream)
         self._kept = None if kept is None else LenientStream(kept)
         self.total_steps = total_steps
         self.plain = not _is_terminal(stream) if plain is None else plain
         widest = max(6, len(f"{total_steps}/{total_steps}") + 1)
-        self._columns = (replace(COLUMNS[0], width=widest), *COLUMNS[1:])
+        self._columns = (replace(columns[0], width=widest), *columns[1:])
         self._rows = 0
         self._titles: tuple[str, ...] = ()
         self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
         self._restarts = 0.0
         self._first_entropy: float | None = None
+        self._taught = any(column.title == "teacher" for column in columns)
+        self._first_divergence: float | None = None  # from the teacher
         self._told: set[str] = set()  # what is explained once; after that the mark in its column is enough
         self._rich = None if self.plain else _terminal(self.stream)
+
+    @classmethod
+    def of(cls, config: Config, stream: TextIO, kept: TextIO | None) -> Console:
+        """Return the console of a run by its config."""
+        columns = console_columns.of_run(teacher=config.algorithm.has_teacher, rewards=bool(rewards_count(config)))
+        return cls(stream, config.run.max_steps or 0, kept=kept, columns=columns)
 
     @property
     def width(self) -> int:
@@ -94,6 +113,7 @@ class Console:
         self._rows += 1
         bad = {"step": bool(record.get("skipped")), "reward": cells["reward"].endswith(("!", "-"))}
         bad |= {"clip": cells["clip"].endswith("!"), "grad": bool(record.get("skipped"))}
+        bad["teacher"] = cells["teacher"] == "-"
         row = [(f"{cells[column.title]:>{column.width}}", "red" * bad.get(column.title, False)) for column in columns]
         self._print_row(row)
         if remark := self._remark(record):
@@ -163,6 +183,7 @@ class Console:
         return {
             "step": f"{step}/{self.total_steps}" if self.total_steps else str(step),
             "reward": fixed(number(record, "reward"), 3) + "!" * bool(record.get("empty")),
+            "teacher": short(number(record, "reference_kl")),
             "length": fixed(number(record, "response_length"), 1),
             "clip": fixed(clipped, 2, 5) + ("!" if _overclipped(clipped) else ""),
             "gap": short(number(record, "logprob_gap_max")),
@@ -210,6 +231,7 @@ class Console:
         if _overclipped(clipped) and self._tell("overclipping"):
             remarks.append(f"{clipped:.0%} of the ratios were clipped (marked !), so most of this update is lost")
         remarks += self._collapse(record)
+        remarks += self._away(record)
         restarts = number(record, "engine_restarts") or 0.0
         if restarts > self._restarts:
             remarks.append("an engine died and was restarted")
@@ -228,6 +250,17 @@ class Console:
             if self._tell("collapse"):
                 fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(entropy)} nats"
                 yield f"{fell} and all rewards are equal: the policy has collapsed, or the task is learned"
+
+    def _away(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Yield once that the policy is much farther from its teacher than it was at first."""
+        divergence = number(record, "reference_kl") if self._taught else None
+        if divergence is None:
+            return
+        if self._first_divergence is None:
+            self._first_divergence = divergence
+        first = self._first_divergence
+        if divergence > max(LOST_TEACHER * first, NEAR_TEACHER) and self._tell("away"):
+            yield f"the divergence from the teacher was {short(first)} at first: the policy moves away from it"
 
     def _tell(self, what: str) -> bool:
         """Return whether this is said for the first time."""

@@ -14,7 +14,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import trained
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
-from gspo_hpc.runs import commit, learning
+from gspo_hpc.runs import commit, distillation, learning
 from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import duration
 
@@ -66,10 +66,15 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
         yield f"done{', but learnt nothing' * nothing}: {_count(step, 'step')} in {spent}", nothing
     else:
         yield f"stopped after step {step:,} of {last:,}, and saved; {spent} of steps so far", False
+    taught = distillation.of_run(config, records)
+    beside = "" if taught is None or taught.alone or not taught.divergences else f"; {taught.course}"
     if found is not None and found.worry:
-        yield f"{found.numbers}; {found.worry}: {own} diagnose {shlex.quote(str(run))} names what to look at", True
+        yield (
+            f"{found.numbers}{beside}; {found.worry}: {own} diagnose {shlex.quote(str(run))} names what to look at",
+            True,
+        )
     elif found is not None:
-        yield found.numbers, False
+        yield f"{found.numbers}{beside}", False
     whole = commit.list_committed(run / "checkpoints")
     kept = f"checkpoint {int(whole[-1].name)}, " if whole else "no checkpoint, "
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False

@@ -339,6 +339,28 @@ def test_metrics_are_sums_and_counts(objective: Objective) -> None:
     assert not any(x.requires_grad for x in (*result.sums.values(), *result.maxima.values()))
 
 
+@pytest.mark.parametrize("ratio", ["sequence", "token"])
+def test_a_divergence_that_is_in_the_reward_is_measured_and_changes_no_loss(ratio: Ratio) -> None:
+    """Without it nobody would see a policy run away from its reference, or towards its teacher."""
+    case, plain = fixed(3), made(ratio)
+    inside = replace(plain, kl_beta=0.3, kl_placement="reward", kl_estimator="k1")
+    point, other = (flat(case.new).requires_grad_() for _ in range(2))
+    found = policy_loss(point, packed(case), inside, denominator=2.0)
+    expected = policy_loss(other, packed(case), plain, denominator=2.0)
+    (loss, gradient), (same, its) = [
+        (one.loss, *torch.autograd.grad(one.loss, at)) for one, at in ((found, point), (expected, other))
+    ]
+    assert torch.equal(loss, same) and torch.equal(gradient, its)
+    moved = [
+        a - r
+        for counts, row, others in zip(case.included, case.new, case.reference, strict=True)
+        for a, r in zip(row, others, strict=True)
+        if counts
+    ]
+    total, count = found.sums["reference_kl"].tolist()
+    assert total == pytest.approx(sum(math.exp(-d) - 1 + d for d in moved)) and count == len(moved)
+
+
 @pytest.mark.parametrize("objective", [one for one in OBJECTIVES if one.ratio != "sequence"])
 def test_tokens_that_were_not_chosen_have_no_policy_term(objective: Objective) -> None:
     """They count in the divisors as before, and have their KL term."""

@@ -135,6 +135,15 @@ def test_other_causes_of_a_rollouts_gap() -> None:
     RolloutGapMonitor(HALF).judge(few, 0)
 
 
+def test_without_a_prefix_cache_nothing_was_cached() -> None:
+    """As with zeros in the place of what is not known, which would be read and counted for nothing."""
+    gap, mask = torch.tensor([0.25, 0.5, 7.0, 1.0]), torch.tensor([True, True, False, True])
+    positions = torch.tensor([1, 257, 1, 20_000])
+    unknown = gap_buckets.sums_by_bucket(gap, mask, None, positions)
+    assert torch.equal(unknown, gap_buckets.sums_by_bucket(gap, mask, torch.zeros(4, dtype=torch.int64), positions))
+    assert unknown[0].tolist() == [1.75, 3.0]
+
+
 def test_gaps_are_summed_by_place() -> None:
     gap = torch.tensor([1.0, 2.0, 4.0, 8.0])
     mask = torch.tensor([True, True, True, False])

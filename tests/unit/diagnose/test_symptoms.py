@@ -377,6 +377,31 @@ def test_a_clip_range_that_is_offered_begins_above_zero() -> None:
     assert "algorithm.clip_low=0.9 algorithm.clip_high=1.5" in found.settings, found.settings
 
 
+@pytest.mark.parametrize(
+    ("weight", "late", "severity", "setting"),
+    [
+        (0, 0.3, None, ""),
+        (0, 0.42, "warning", "optimizer.lr=3.33e-07"),
+        (0, 0.9, "problem", "optimizer.lr=3.33e-07"),
+        (1, 0.9, "warning", "algorithm.kl_beta=0.3"),
+    ],
+)
+def test_a_policy_that_comes_no_nearer_to_its_teacher(
+    weight: int, late: float, severity: str | None, setting: str
+) -> None:
+    functions = [{"function": "number_match", "weight": weight}]
+    sections = {"algorithm": {"teacher": "models/big", "kl_beta": 0.1}, "reward": {"functions": functions}}
+    run = evidence(lambda s: {"reference_kl": 0.4 if s <= 20 else late}, **sections)
+    found = [one for one in find(run) if one.name == "away_from_teacher"]
+    assert [one.severity for one in found] == [severity] * (severity is not None)
+    for one in found:
+        assert "models/big was 0.4 nats a token in steps 1 to 10" in one.evidence[0] and setting in one.settings
+        assert f"is {late} in steps 31 to 40" in one.evidence[0]
+    near = evidence(lambda s: {"reference_kl": 0.001 if s <= 20 else 0.005}, **sections)
+    assert "away_from_teacher" not in names(near), "so near, it is noise"
+    assert "away_from_teacher" not in names(replace(run, config=config(algorithm={"kl_beta": 0.1})))
+
+
 def test_one_update_a_rollout_is_a_note() -> None:
     run = evidence(lambda s: {"update": 0, "clip_fraction": 0.0}, batch={"steps_per_generation": 1})
     assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")

@@ -167,18 +167,6 @@ def test_arguments_that_two_projects_have_alike_show_neither() -> None:
         convert("seed: 1\ntemperature: 1.0\nbf16: true\n")
 
 
-def test_a_distillation_of_verl_is_refused_for_what_it_is() -> None:
-    run = "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
-    mode = "distillation.distillation_loss.loss_mode=k1"
-    with pytest.raises(ValueError) as error:
-        convert(f"{run} distillation.enabled=True {mode}")
-    assert str(error.value).startswith("distillation.enabled=True: the loss follows a teacher") and mode not in str(
-        error.value
-    )
-    found = convert(f"{run} {mode}")
-    assert {item.given: item.why for item in found.left}[mode] == "settings of a teacher are not carried over"
-
-
 @pytest.mark.parametrize(
     "line",
     [

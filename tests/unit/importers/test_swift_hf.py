@@ -84,7 +84,6 @@ def test_a_rate_is_warned_of_only_where_it_is_one_for_adapters(more: str, warned
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("--teacher_model m", "--teacher_model m: the loss follows more than rewards then"),
         ("--chord_sft_dataset x", "--chord_sft_dataset x: the loss follows more than rewards then"),
         ("--advantage_estimator rloo --scale_rewards batch", "--advantage_estimator rloo with scale_rewards batch"),
         ("--loss_type real", "loss_type real is another objective"),

@@ -101,7 +101,7 @@ def test_the_dapo_recipe_trains_on_what_it_generates_where_it_filters_nothing() 
     [
         ("actor@actor_rollout_ref.actor=mlite_actor", "it chooses a file of settings that is not verl's own"),
         ("+experiment=large", "experiment=large: it chooses a file of settings"),
-        ("distillation.enabled=True", "the loss follows a teacher too"),
+        ("distillation.enabled=True", "distillation.enabled=True: the teacher is missing"),
         ("actor_rollout_ref.actor.optim.optimizer=Muon", "there is only AdamW here"),
         ("actor_rollout_ref.rollout.nnodes=2", "engines have nodes of their own there"),
         ("algorithm.adv_estimator=$E", "algorithm.adv_estimator=$E: $E is not set in the script"),

@@ -37,6 +37,14 @@ def broken(given: Config) -> list[str]:
     return [item.message for item in make_plan(given).broken]
 
 
+def test_one_completion_a_prompt_is_enough_for_a_teacher_alone() -> None:
+    """Nothing is compared within a group; beside rewards it is, and one completion has none."""
+    single = {"batch": {"num_generations": 1}}
+    assert broken(config(**single)) == []
+    graded = config(**single, reward={"functions": [{"function": "number_match"}]})
+    assert any("num_generations (1) must be at least 2" in one for one in broken(graded))
+
+
 def test_a_teacher_alone_is_a_whole_signal() -> None:
     plan = make_plan(config())
     assert plan.valid and plan.missing == ()

@@ -19,7 +19,7 @@ from gspo_hpc.diagnose.gather import diagnose
 from gspo_hpc.launch import status
 from gspo_hpc.launch.notify import notices
 from gspo_hpc.report.summary import summary
-from gspo_hpc.runs import learning
+from gspo_hpc.runs import distillation, learning
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.runs.reader import read_run
 from gspo_hpc.training.telemetry.headlines import closing
@@ -89,6 +89,48 @@ def test_a_run_that_has_a_teacher_alone_is_judged_by_its_distance(
     assert found is not None and found.grade == grade and said in f"{found.numbers}; {found.worry}"
 
 
+@pytest.mark.parametrize("weight", [0, 1])
+def test_every_place_says_what_a_run_distils_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], weight: int
+) -> None:
+    """Beside rewards, too, which alone were shown."""
+    algorithm = {"teacher": "models/big", "kl_beta": 0.1}
+    functions = [{"function": "number_match", "weight": weight}]
+    records = [
+        {key: one for key, one in record.items() if weight or "reward" not in key}
+        | {"reference_kl": distance, "loss": 0.1}
+        for record, distance in zip(LEARNT["reward rose"], [0.4, 0.3, 0.2, 0.1], strict=True)
+    ]
+    run = finished(tmp_path / "run", records, algorithm=algorithm, reward={"functions": functions})
+    signal = "beside rewards, with the weight 0.1" if weight else "alone"
+    course = "divergence from the teacher 0.4000 -> 0.1000 nats a token"
+    told = f"from models/big {signal}: {course}"
+    assert main(["status", str(run.path)]) == 0
+    assert f"  distils {told}\n" in capsys.readouterr().out
+    now = status.read(run.path)
+    assert (now.teacher, now.divergence, now.distils) == ("models/big", 0.1, told)
+    assert main(["diagnose", str(run.path)]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+    found = diagnose(run.path).to_json()
+    assert (found["teacher"], found["divergence"]) == ("models/big", [0.4, 0.1])
+    assert course in list(closing(run.load_config(), run.read_metrics(), "done", run.path))[1][0]
+    head = summary(read_run(run.path))
+    (fact,) = [one for one in head.facts if one.name == "Divergence from the teacher"]
+    assert (fact.before, fact.value) == ("0.4000", "0.1000") and signal.split(",")[0] in fact.note
+    assert "taught by models/big" in head.words
+
+
+@pytest.mark.parametrize(
+    ("distances", "words"), [([], ""), ([0.2, 0.4], ": divergence from the teacher 0.3000 nats a token")]
+)
+def test_a_run_that_has_not_begun_or_has_one_rollout_has_no_course(distances: list[float], words: str) -> None:
+    config = loader.from_dict({"algorithm": {"teacher": "big", "kl_beta": 1}, "reward": {"functions": []}})
+    records = [{"step": at, "rollout": 0, "reference_kl": one} for at, one in enumerate(distances, 1)]
+    found = distillation.of_run(config, records)
+    assert found is not None and found.words == f"from big alone{words}"
+    assert distillation.of_run(loader.from_dict({"algorithm": {"kl_beta": 1}}), records) is None
+
+
 @pytest.mark.parametrize(("records", "why"), NOTHING.values(), ids=NOTHING)
 def test_a_run_without_a_gradient_learnt_nothing(records: Records, why: str) -> None:
     found = learning.judge(records)
@@ -145,10 +187,10 @@ def test_every_place_shows_the_same(
         assert [title for title, _ in sent] == ["run is done"] and "nothing" not in sent[0][1]
 
 
-def finished(folder: Path, records: Records) -> RunDir:
+def finished(folder: Path, records: Records, **sections: Any) -> RunDir:
     """A run whose only attempt is done."""
     settings = {"run": {"dir": str(folder), "name": "run", "max_steps": 4}, "notify": {"urls": ["env:NOTES"]}}
-    run, _ = open_run(loader.from_dict(settings))
+    run, _ = open_run(loader.from_dict(settings | sections))
     with run.lock():
         begun = run.new_attempt(loader.load(run.config))
         for record in records:

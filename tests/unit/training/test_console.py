@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.config import loader
+from gspo_hpc.runs.console_columns import COLUMNS, of_run
 from gspo_hpc.system.text import duration
 from gspo_hpc.training.telemetry import console as console_module
-from gspo_hpc.training.telemetry.console import COLUMNS, ROWS_PER_HEADER, Console, clean
+from gspo_hpc.training.telemetry.console import ROWS_PER_HEADER, Console, clean
 
+USUAL = of_run(teacher=False, rewards=True)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -137,7 +140,7 @@ def test_missing_values_are_dashes_and_an_evaluation_has_no_row() -> None:
     console.step({"step": 0, "eval/accuracy": 0.4})
     assert stream.getvalue() == ""
     console.step({"step": 1, "loss": 0.0})
-    assert stream.getvalue().splitlines()[1].split() == ["1/60"] + ["-"] * (len(COLUMNS) - 1)
+    assert stream.getvalue().splitlines()[1].split() == ["1/60"] + ["-"] * (len(USUAL) - 1)
 
 
 def test_the_header_comes_again() -> None:
@@ -223,7 +226,7 @@ def test_a_narrow_terminal_keeps_what_matters() -> None:
 
     must = {"step", "reward", "length", "clip", "gap", "generate", "logprobs", "update", "sync", "tok/s", "left"}
     assert set(titles(80)) == must
-    assert set(titles(120)) == {column.title for column in COLUMNS}
+    assert set(titles(120)) == {column.title for column in USUAL}
     assert titles(30) == ["step", "reward", "length", "left"]
 
 
@@ -352,6 +355,32 @@ def test_a_collapse_is_said_once() -> None:
     for step in (3, 4):
         console.step(record(step, entropy=0.01, reward_std=0.0))
     assert stream.getvalue().count("the entropy fell from 0.75 to 0.01 nats and all rewards are equal") == 1
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_a_run_with_a_teacher_shows_how_far_it_is_from_there(weight: int) -> None:
+    """In place of the reward where that has no part in what is learnt; and once, that it moves away."""
+    functions = [{"function": "number_match", "weight": weight}]
+    algorithm = {"teacher": "big", "kl_beta": 0.5}
+    config = loader.from_dict({"run": {"max_steps": 9}, "algorithm": algorithm, "reward": {"functions": functions}})
+    stream = io.StringIO()
+    console = Console.of(config, stream, None)
+    for step, divergence in enumerate([0.185, 0.06, 0.38, 0.5], 1):
+        console.step(record(step, reference_kl=divergence))
+    header, first, _, third, said, fourth = stream.getvalue().splitlines()
+    shown = ["step", *["reward"] * weight, "teacher", "length"]
+    assert header.split()[: len(shown)] == shown and len(header) <= console.width
+    assert [row.split()[len(shown) - 2] for row in (first, third, fourth)] == ["0.185", "0.38", "0.5"]
+    assert "the divergence from the teacher was 0.185 at first: the policy moves away from it" in said
+
+
+def test_a_run_without_a_teacher_has_no_column_for_one() -> None:
+    config = loader.from_dict({"algorithm": {"kl_beta": 0.5}})
+    stream = io.StringIO()
+    console = Console.of(config, stream, None)
+    for divergence in (0.1, 0.9):
+        console.step(record(1, reference_kl=divergence))
+    assert "teacher" not in stream.getvalue()
 
 
 def test_every_column_is_explained() -> None:
