@@ -27,7 +27,7 @@ MOST_CHARACTERS = 8 << 20
 
 
 class Looked(NamedTuple):
-    """What was found: how much was looked at, and why not more."""
+    """Result of a look: how much was looked at, and why not more."""
 
     prompts: int = 0  # that were tokenized
     longest: int = 0  # tokens
