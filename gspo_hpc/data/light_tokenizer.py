@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.system import environment
 from gspo_hpc.system.text import first_line
 
-_SWITCH = "TOKENIZERS_PARALLELISM"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -86,7 +86,7 @@ class LightTokenizer:
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
         """Return the tokens of every text, as transformers does."""
-        with _one_thread():
+        with _set(environment.one_thread_of_tokenizers()):
             found = self._core.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return {"input_ids": [one.ids for one in found]}
 
@@ -96,17 +96,18 @@ class LightTokenizer:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let the library work in this thread: other threads of its own would make it warn wherever a process forks."""
-    before = os.environ.get(_SWITCH)
-    os.environ[_SWITCH] = "false"
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment within the block; processes that are started later do not have them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SWITCH]
-        else:
-            os.environ[_SWITCH] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _json(path: Path) -> dict[str, Any]:
