@@ -15,6 +15,7 @@ __all__ = [
     "submit",
     "train",
     "with_algorithm",
+    "with_environment",
     "with_observer",
     "with_reward",
     "with_settings",
@@ -22,7 +23,8 @@ __all__ = [
 
 TYPE_CHECKING = False  # as type checkers know it, without the time that importing `typing` takes
 if TYPE_CHECKING:
-    from gspo_hpc.api.configs import load_config, with_algorithm, with_observer, with_reward, with_settings
+    from gspo_hpc.api.configs import load_config, with_algorithm, with_environment, with_observer, with_reward
+    from gspo_hpc.api.configs import with_settings as with_settings
     from gspo_hpc.api.launching import RunFailed, plan, submit, train
     from gspo_hpc.api.run import Run, open_run
 

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +87,13 @@ def script(found: list[Block], out: Path) -> tuple[str, list[tuple[str, tuple[st
     return "\n".join(lines) + "\n", commands
 
 
-def run(found: list[Block], folder: Path, seconds: float = 300.0) -> list[Shown]:
-    """Run the blocks that are not marked in a folder, within so many seconds; AssertionError names one that failed."""
+def run(
+    found: list[Block], folder: Path, seconds: float = 300.0, more: Mapping[str, Sequence[str]] | None = None
+) -> list[Shown]:
+    """Run the blocks that are not marked in a folder, within so many seconds; AssertionError names one that failed.
+
+    `more`: words that commands of gspo-hpc are given beside those of the page, so that they take seconds.
+    """
     out = folder.parent / f"{folder.name}-printed"
     out.mkdir(exist_ok=True)
     text, commands = script(found, out)
@@ -95,6 +101,7 @@ def run(found: list[Block], folder: Path, seconds: float = 300.0) -> list[Shown]
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(pages.PROJECT),
         "HF_HOME": str(folder / ".hf"),
+        **{f"MORE_{command}": " ".join(words) for command, words in (more or {}).items()},
     }
     done = subprocess.run(
         ["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
@@ -209,7 +216,8 @@ def _commands(block: Block) -> list[tuple[str, tuple[str, ...]]]:
 
 _PREFIX = f"""set -eu
 gspo-hpc() {{
-    local code=0
+    local code=0 more="MORE_${{1:-}}"
+    set -- "$@" ${{!more:-}}
     python -m gspo_hpc "$@" || code=$?
     [ -z "$SHOWN" ] || [ $code != 2 ] || return 0 # a page may show how a command refuses
     case "${{1:-}} $code" in *" 0" {"".join(f'| "{name} {code}"' for name, codes in SAYS.items() for code in codes)}) ;;

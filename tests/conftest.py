@@ -25,7 +25,10 @@ SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one wor
 ALONE = (
     *(f"tests/gloo/test_{name}.py" for name in ("dry_run", "smollm2", "stage_shapes")),
     *(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "failing_rank", "listeners", "mixture")),
-    *(f"tests/run/test_{name}.py" for name in ("judge", "notebook", "quickstart_page", "random_judge", "server")),
+    *(
+        f"tests/run/test_{name}.py"
+        for name in ("judge", "notebook", "quickstart_page", "random_judge", "server", "task_page")
+    ),
     "tests/run/test_starter.py",
 )
 

@@ -13,6 +13,12 @@ MODEL: dict[str, Any] = {
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256, "rms_norm_eps": 1e-6},
     **{"max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0},
 }
+# One token for each character of ASCII, as the library tokenizers writes it.
+TOKENIZER: dict[str, Any] = {
+    **{"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None},
+    **{"truncation": None, "padding": None, "decoder": {"type": "Fuse"}},
+    "model": {"type": "BPE", "vocab": {chr(code): code for code in range(128)}, "merges": [], "unk_token": "\0"},
+}
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
@@ -45,6 +51,6 @@ def model_folder(folder: Path) -> Path:
         safetensors(folder / f"model-{number}.safetensors", dict(part))
         index |= dict.fromkeys(dict(part), f"model-{number}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    (folder / "tokenizer.json").write_text('{"model": {}}')
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[-1].content }}"}))
     return folder

@@ -2,6 +2,7 @@
 
 from gspo_hpc.api.configs import load_config as load_config
 from gspo_hpc.api.configs import with_algorithm as with_algorithm
+from gspo_hpc.api.configs import with_environment as with_environment
 from gspo_hpc.api.configs import with_observer as with_observer
 from gspo_hpc.api.configs import with_reward as with_reward
 from gspo_hpc.api.configs import with_settings as with_settings

@@ -117,6 +117,40 @@ def with_algorithm(config: Config, name: str, **settings: Any) -> Config:
     return loader.from_dict(raw, "with_algorithm", run_code=True)
 
 
+def with_environment(
+    config: Config, name: str, *, args: Mapping[str, Any] | None = None, max_turns: int | None = None
+) -> Config:
+    """Register an environment: a completion becomes a conversation of the model with it.
+
+    What it gives as reward counts through the reward function ``environment`` (:func:`with_reward`).
+
+    Args:
+        config: A config.
+        name: ``"path/to/file.py:Class"``, or the name of an environment of the package (docs/environments.md). The
+            class has the methods ``reset(fields, seed)`` and ``step(state, message)``.
+        args: Arguments of the class, by name.
+        max_turns: The most messages of the model in a conversation; by default what the config has.
+
+    Returns:
+        Another config with the environment.
+
+    Raises:
+        ValueError: There is no such environment, or it cannot be made with these arguments. The file is only read.
+
+    Example:
+        >>> config = gspo_hpc.with_environment(gspo_hpc.load_config("tiny_cpu"), "guess_number", max_turns=3)
+        >>> config = gspo_hpc.with_reward(config, "environment")
+        >>> config.environment.name, config.environment.max_turns
+        ('guess_number', 3)
+    """
+    from gspo_hpc.rewards.environments import registry
+
+    turns = {} if max_turns is None else {"max_turns": max_turns}
+    changed = _with(config, "environment", name=name, args=dict(args or {}), **turns)
+    registry.check(changed.environment)
+    return changed
+
+
 def with_observer(config: Config, function: str) -> Config:
     """Register an observer: a function that is called with the record of every step.
 

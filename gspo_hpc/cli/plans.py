@@ -161,14 +161,11 @@ def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> 
             yield f"{problem.key} {problem.text}{counted}. {problem.absent}."
     if found.runnable is False or found.unknown_model is not None:
         return
-    yield (
-        "Prompts as tokens, what vLLM refuses, and the memory that is really taken: ranks find these before the first "
-        "step."
-    )
+    yield "What vLLM refuses, and the memory that is really taken: ranks find these before the first step."
     machine = "the cluster" if config.cluster.nodes > 1 else "this machine"
     yield (
-        f"Rows of the data after the first ones, what your own reward functions return, and {machine}: gspo-hpc doctor "
-        "CONFIG looks at them, and so do train and submit before they start anything."
+        f"Rows of the data after the first ones, prompts as tokens, what your own reward functions return, and "
+        f"{machine}: gspo-hpc doctor CONFIG looks at them, and so do train and submit before they start anything."
     )
 
 

@@ -211,7 +211,7 @@ def _no_algorithm(given: Any) -> str:
     """Return what is wrong with the name of an algorithm."""
     if not isinstance(given, str):
         return f"must be text; found {describe(given)}"
-    names = plugins.algorithms()
+    names = plugins.names()
     if (reason := _NOT_ALGORITHMS.get(given.lower().replace("-", "_"))) is not None:
         return f"is {given!r}, and there is no {given.upper()} here: {reason}{_allowed(names)}"
     if (paths.ALGORITHMS / f"{given}.py").is_file():
@@ -221,15 +221,15 @@ def _no_algorithm(given: Any) -> str:
 
 def _is_tagged(loc: Sequence[str | int]) -> bool:
     """Return True for a path that pydantic gives below an algorithm, with its name behind the section's."""
-    return loc[0] == "algorithm" and len(loc) > 1 and loc[1] in plugins.known()
+    return loc[0] == "algorithm" and len(loc) > 1 and plugins.named(loc[1]) is not None
 
 
 def _class_at(loc: Sequence[str | int]) -> type[Section]:
     """Return the section, or the class of an item of a list of sections, that a path leads to."""
     if len(loc) == 1:
         return schema.section_class(str(loc[0]))
-    if _is_tagged(loc) and len(loc) == 2:
-        return plugins.known()[str(loc[1])]
+    if len(loc) == 2 and loc[0] == "algorithm" and (chosen := plugins.named(loc[1])) is not None:
+        return chosen
     field = schema.field_at(loc)
     assert field is not None
     kind = schema.plain_type(field.annotation)

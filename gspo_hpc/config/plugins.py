@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler
-from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic_core import CoreSchema, InitErrorDetails, SchemaValidator, core_schema
 
 from gspo_hpc.config import paths
 from gspo_hpc.config.algorithm import AlgorithmInFile, AlgorithmSettings
@@ -33,15 +33,27 @@ _LOADED: dict[str, type[AlgorithmSettings]] = {}  # from users' files, by their 
 
 @cache
 def algorithms() -> dict[str, type[AlgorithmSettings]]:
-    """Return the settings class of every algorithm by its name, the default one first."""
-    names = [path.name.removesuffix(".py") for path in paths.files(paths.ALGORITHMS, ".py")]
-    found = {name: _algorithm(name) for name in names if _defines(name)}
-    return {DEFAULT: found.pop(DEFAULT)} | found
+    """Return the settings class of every algorithm by its name, the default one first. Imports all of them."""
+    return {name: _algorithm(name) for name in names()}
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all algorithms, the default one first. Imports none of them."""
+    found = [path.name.removesuffix(".py") for path in paths.files(paths.ALGORITHMS, ".py")]
+    return DEFAULT, *(name for name in found if name != DEFAULT and _defines(name))
+
+
+def named(name: object) -> type[AlgorithmSettings] | None:
+    """Return the class of one algorithm, also of a user's file that this process has met; None if there is none."""
+    if not isinstance(name, str):
+        return None
+    return _algorithm(name) if name in names() else _LOADED.get(name)
 
 
 def default() -> AlgorithmSettings:
     """Return the settings of the default algorithm."""
-    return algorithms()[DEFAULT].model_validate({"name": DEFAULT})
+    return _algorithm(DEFAULT).model_validate({"name": DEFAULT})
 
 
 def marker(name: str) -> str:
@@ -54,6 +66,7 @@ def _defines(name: str) -> bool:
     return marker(name) in text.replace("'", '"')
 
 
+@cache
 def _algorithm(name: str) -> type[AlgorithmSettings]:
     """Import one file of the folder and return its settings class. Raises ValueError where that fails or has none."""
     try:
@@ -89,28 +102,40 @@ class Chosen:
     """Marker of the key whose value is the settings of one algorithm, chosen by `name`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the union of all algorithms, tagged by their names; those in a user's file are validated apart."""
-        choices = {name: handler.generate_schema(kind) for name, kind in algorithms().items()}
-        union = core_schema.tagged_union_schema(choices, discriminator="name")
-        return core_schema.with_info_wrap_validator_function(_validated, union)
+        """Return a schema that asks the class which the name stands for: building those of all costs every command."""
+        return core_schema.with_info_plain_validator_function(_validated)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the union of all algorithms, tagged by their names."""
+        return handler(_union())
 
 
-def _validated(given: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+def _union() -> CoreSchema:
+    kinds = algorithms()
+    for kind in kinds.values():
+        kind.model_rebuild()  # they are built when they are first needed
+    choices = {name: kind.__pydantic_core_schema__ for name, kind in kinds.items()}
+    return core_schema.tagged_union_schema(choices, discriminator="name")
+
+
+def _validated(given: Any, info: ValidationInfo) -> Any:
     """Return the settings, of the default algorithm where none is named."""
-    if isinstance(given, AlgorithmInFile):
+    if isinstance(given, AlgorithmSettings):
         return given
-    name = given.get("name") if isinstance(given, Mapping) else DEFAULT
-    if name is None:
-        return handler({**given, "name": DEFAULT})
-    if isinstance(name, str) and name in OTHER_NAMES:
-        return handler({**given, "name": OTHER_NAMES[name]})
-    if not isinstance(name, str) or name in algorithms() or not own_code.is_file(name):
-        return handler(given)
-    try:
-        path, class_name = own_code.split(name, "an algorithm", "Class")
-    except ValueError as error:
-        raise ValueError(f"is {name!r}, but {error}") from None
-    kind = in_file(path, class_name, name) if (info.context or {}).get(RUN_CODE) else AlgorithmInFile
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if isinstance(given, Mapping) and (name is None or (isinstance(name, str) and name in OTHER_NAMES)):
+        name = DEFAULT if name is None else OTHER_NAMES[name]
+        given = {**given, "name": name}
+    if isinstance(name, str) and name in names():
+        kind = _algorithm(name)
+    elif isinstance(name, str) and own_code.is_file(name):
+        try:
+            path, class_name = own_code.split(name, "an algorithm", "Class")
+        except ValueError as error:
+            raise ValueError(f"is {name!r}, but {error}") from None
+        kind = in_file(path, class_name, name) if (info.context or {}).get(RUN_CODE) else AlgorithmInFile
+    else:  # a mistake, which the union of all algorithms says
+        return SchemaValidator(_union()).validate_python(given)
     try:
         return kind.model_validate(dict(given))
     except ValidationError as error:  # with the name in the path, as errors of the union have it
@@ -142,8 +167,3 @@ def in_file(path: Path, class_name: str, name: str) -> type[AlgorithmSettings]:
         raise ValueError(f"is {name!r}: remove `name` from {class_name}: it is for files in gspo_hpc/algorithms/ only")
     _LOADED[name] = _described(kind, str(path))
     return kind
-
-
-def known() -> Mapping[str, type[AlgorithmSettings]]:
-    """Return the class of every algorithm by its name, with those of users' files that this process has met."""
-    return {**algorithms(), **_LOADED}

@@ -237,8 +237,8 @@ def _followed(path: Sequence[str | int]) -> tuple[FieldInfo | None, Any]:
     kind: Any = Config
     field = None
     for step in path:
-        if kind is AlgorithmSettings and step in plugins.known():
-            kind = plugins.known()[str(step)]
+        if kind is AlgorithmSettings and (chosen := plugins.named(step)) is not None:
+            kind = chosen
         elif isinstance(step, int):
             kind = plain_type(next(iter(get_args(kind)), None))
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and step in kind.model_fields:

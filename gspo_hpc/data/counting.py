@@ -12,8 +12,9 @@ import re
 from pathlib import Path
 
 JSONL, PARQUET = DATA_FILES = (".jsonl", ".parquet")  # suffixes of files with prompts
-# Usual names of the field with the prompt, the likeliest first.
+# Usual names of the fields with the prompt and with the answer, the likeliest first.
 PROMPT_FIELDS = ("prompt", "question", "problem", "query", "instruction", "input", "messages")
+ANSWER_FIELDS = ("answer", "solution", "ground_truth", "target", "label", "output", "response")
 _DATASET = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
 _FIRST, _FIRST_BYTES = 20, 2**20  # lines of a JSONL file that are looked at, and bytes of each
 

@@ -184,7 +184,7 @@ def _known_part(run: RunDir) -> Config:
         with contextlib.suppress(OSError, ValueError):
             raw = yaml_text.read(path.read_text("utf-8"))
             known = {name: {*type(section).model_fields} for name, section in Config()}
-            if chosen := plugins.algorithms().get(str((raw.get("algorithm") or {}).get("name"))):
+            if chosen := plugins.named((raw.get("algorithm") or {}).get("name")):
                 known["algorithm"] = {*chosen.model_fields}
             kept = {
                 name: {key: value for key, value in raw[name].items() if key in known[name]}

@@ -15,7 +15,7 @@ from gspo_hpc.data.counting import JSONL
 from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
-from gspo_hpc.launch import preflight
+from gspo_hpc.launch import preflight, prompt_lengths
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry, trial
@@ -35,6 +35,7 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     elif config.eval.interval is not None and config.data.train_ratio == 1:
         text = "eval.interval is set, but data.eval is not"
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
+    _lengths(section, config)
     _plan(section, config, rows)
     _reward_functions(section, config, first, load_functions)
     _environment(section, config, first, load_functions)
@@ -102,6 +103,24 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[R
         lines = [line.strip() for line in str(error).splitlines()]
         section.fail(check, "; ".join(lines[:2]), fix)
     return None, None
+
+
+def _lengths(section: Section, config: Config) -> None:
+    """Add the finding of prompts as tokens, if the files of data and model that they come from are all right."""
+    if any(finding.state == "fail" for finding in section.findings) or config.data.train is None:
+        return
+    check, most = "prompts as tokens", config.rollout.max_prompt_length
+    try:
+        found = prompt_lengths.look(config)
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        section.fail(check, "; ".join(lines[:2]), "correct the rows, or the settings that this names")
+        return
+    if found.prompts:
+        text = f"the longest of {found.prompts:,} has {found.longest:,} (rollout.max_prompt_length={most:,})"
+        section.ok(check, text)
+    if found.unchecked is not None:
+        section.skip(check, f"{found.unchecked}; ranks find prompts that are too long")
 
 
 def _head(file: Path, data: Data) -> list[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.data.rows import load_rows
-from gspo_hpc.launch import preflight
+from gspo_hpc.launch import preflight, prompt_lengths
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import hub
 from gspo_hpc.planning.fixes import repair
@@ -66,6 +66,8 @@ def rehearse(
     if whole and inputs not in tried:
         check_inputs(config, here=here)
         tried.add(inputs)
+    if not any(problem.key.startswith(("data.", "model.", "environment.")) for problem in found):
+        prompt_lengths.check(config, tried)
     return config
 
 
@@ -128,6 +130,11 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
         )
 
 
-def check_model(config: Config) -> None:
-    """Raise ValueError if a folder lacks something, or its parts are not of one model, or the teacher's of another."""
+def check_model(config: Config, tried: set[str] | None = None) -> None:
+    """Raise ValueError if a folder lacks something, or its parts are not of one model, or the teacher's of another.
+
+    Then the prompts are tokenized, if that is possible here: ValueError for those that are too long, as a rank raises
+    it. `tried` is that of :func:`gspo_hpc.launch.prompt_lengths.check`.
+    """
     preflight.refuse(config, [preflight.model, preflight.teacher, preflight.adapter])
+    prompt_lengths.check(config, tried)

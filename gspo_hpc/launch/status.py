@@ -17,12 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.config.derived import trains_adapters
+from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import waiting
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
-from gspo_hpc.planning import exactness, trained
-from gspo_hpc.runs import distillation, learning, reader
+from gspo_hpc.planning import exactness
+from gspo_hpc.runs import distillation, reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.runs.sweep import SweepDir, expand
@@ -116,7 +118,7 @@ def read(path: Path) -> Status:
     max_steps, found, adapter, taught = None, None, None, None
     with _noting(damage):
         config = run.load_config()
-        max_steps, found, adapter = config.run.max_steps, exactness.assess(config), trained.adapter(config)
+        max_steps, found, adapter = config.run.max_steps, exactness.assess(config), _adapter(config)
         taught = distillation.of_run(config, records)
     job: Job | None = None
     with _noting(damage):
@@ -128,7 +130,11 @@ def read(path: Path) -> Status:
     when = reader.value(last, "time") if state == "running" else None
     seconds = [reader.value(record, "seconds") for record in records[-_RECENT:]]
     recent = [one for one in seconds if one is not None]
-    learnt = learning.judge(logged) if state in ENDED else None
+    learnt = None
+    if state in ENDED:
+        from gspo_hpc.runs import learning  # only here: a run that goes on is not judged
+
+        learnt = learning.judge(logged)
     left = (max_steps or 0) - step
     per_step = sum(recent) / len(recent) if recent else None
     end = job.end_time if job is not None and job.state == "RUNNING" else None
@@ -160,6 +166,14 @@ def read(path: Path) -> Status:
         exactness_cost="" if found is None else found.cost,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
     )
+
+
+def _adapter(config: Config) -> str | None:
+    if not trains_adapters(config):
+        return None
+    from gspo_hpc.planning import trained  # only here: the sizes of models come with it
+
+    return trained.adapter(config)
 
 
 @contextlib.contextmanager

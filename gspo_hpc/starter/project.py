@@ -18,7 +18,6 @@ from gspo_hpc.starter.script import completed, is_given
 
 FILES = paths.PACKAGE / "starter" / "files"
 CONFIG, DATA, REWARD, TEST = "config.yaml", "train.jsonl", "reward.py", "test_reward.py"
-_ANSWERS = ("answer", "solution", "ground_truth", "target", "label", "output", "response")
 _VERL_ANSWER = ("reward_model", "ground_truth")
 _ROWS = 20
 # Data that pandas reads, and how; no script and no config is called so.
@@ -160,7 +159,7 @@ def _fields(source: Path) -> tuple[_Row, list[str]]:
         what = "every line must be a JSON object" if source.suffix == counting.JSONL else "is it a parquet file?"
         raise ValueError(f"{source}: its first rows cannot be read: {what}")
     prompt = next((name for name in counting.PROMPT_FIELDS if name in found), None)
-    answer = next((name for name in _ANSWERS if name in found and name != prompt), None)
+    answer = next((name for name in counting.ANSWER_FIELDS if name in found and name != prompt), None)
     if prompt is None:
         raise ValueError(f"{source}: no field is a prompt; it has {', '.join(found)}: call one of them prompt")
     notes = [f"data.prompt_key is {prompt}; the fields of a row are {', '.join(found)}"]

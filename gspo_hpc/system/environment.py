@@ -52,7 +52,12 @@ def importing() -> dict[str, str]:
 
 def offline() -> dict[str, str]:
     """Return the variables of Hugging Face's libraries, in ranks and engines: models and data are folders."""
-    return {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {"HF_HUB_OFFLINE": "1", **one_thread_of_tokenizers()}
+
+
+def one_thread_of_tokenizers() -> dict[str, str]:
+    """Return the variable with which the library tokenizers has no threads, that make it warn where a process forks."""
+    return {"TOKENIZERS_PARALLELISM": "false"}
 
 
 def no_gpus() -> dict[str, str]:

@@ -132,7 +132,7 @@ def checked(config: Config, tried: set[str], checks: Sequence[preflight.Check] =
         tried.add(inputs)
     config = hub.with_folder(config)
     require_safe(config)  # with the model's own sizes
-    check_model(config)
+    check_model(config, tried)
     preflight.refuse(config, checks)
     return config
 

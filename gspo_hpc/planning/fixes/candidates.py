@@ -17,7 +17,7 @@ from gspo_hpc.config.constants import MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
-from gspo_hpc.data.counting import PROMPT_FIELDS
+from gspo_hpc.data.counting import ANSWER_FIELDS, PROMPT_FIELDS
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
@@ -339,7 +339,8 @@ def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
         return {}
     usual = {name for name in fields if name.lower() in PROMPT_FIELDS}
     alike = nearest(config.data.prompt_key, fields)  # a name that is misspelt, in the data or in the config
-    return {"data.prompt_key": usual or ({alike} if alike is not None else set(fields))}
+    others = {name for name in fields if name.lower() not in ANSWER_FIELDS}  # a model must not be asked the answer
+    return {"data.prompt_key": usual or ({alike} if alike is not None else others)}
 
 
 def _signals(config: Config) -> dict[str, set[Any]]:

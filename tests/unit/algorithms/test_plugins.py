@@ -80,13 +80,16 @@ def test_a_file_that_cannot_be_imported_is_named(copy: Path) -> None:
     path = copy / "gspo_hpc" / "algorithms" / "mine.py"
     path.write_text('class Mine(Missing):\n    name: Literal["mine"] = "mine"\n')
     (copy / "run.yaml").write_text("batch: {steps_per_generation: 4}\n")
-    done = gspo_hpc(copy, "plan", "run.yaml")
-    assert done.stderr == f"error: {path}: cannot be imported: NameError: name 'Missing' is not defined\n"
-    assert done.returncode == 2
+    assert gspo_hpc(copy, "plan", "run.yaml").returncode == 3, "only the algorithm that a config names is imported"
+    plan = ("plan", "run.yaml", "algorithm.name=mine")
+    done = gspo_hpc(copy, *plan)
+    assert f"{path}: cannot be imported: NameError: name 'Missing' is not defined\n" in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     path.write_text('# name: Literal["mine"]\nclass Mine(:\n')
-    done = gspo_hpc(copy, "plan", "run.yaml")
+    done = gspo_hpc(copy, *plan)
+    assert f"{path}:2: cannot be imported: SyntaxError: invalid syntax\n" in done.stderr and done.returncode == 2
+    done = gspo_hpc(copy, "schema")  # which lists them all
     assert done.stderr == f"error: {path}:2: cannot be imported: SyntaxError: invalid syntax\n"
-    assert done.returncode == 2
 
 
 def test_a_setting_without_a_description_is_refused(copy: Path) -> None:
@@ -94,7 +97,7 @@ def test_a_setting_without_a_description_is_refused(copy: Path) -> None:
     bare = re.sub(r"least_weight: Annotated.*", "least_weight: float = 0.0", text)
     assert bare != text
     (copy / "gspo_hpc" / "algorithms" / "mine.py").write_text(bare)
-    (copy / "run.yaml").write_text("")
+    (copy / "run.yaml").write_text("algorithm: {name: mine}\n")
     done = gspo_hpc(copy, "plan", "run.yaml")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "mine.py: Mine has settings without a description: least_weight; use Field(description=...)" in done.stderr

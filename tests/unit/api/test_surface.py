@@ -114,6 +114,9 @@ CONFIG = "tiny_cpu"
         (lambda config: gspo_hpc.with_algorithm(config, "gpso"), "algorithm.name is 'gpso', which is not allowed"),
         (lambda config: gspo_hpc.with_algorithm(config, "grpo", clip=1), "unknown key algorithm.clip of grpo"),
         (lambda config: gspo_hpc.with_observer(config, "gone.py:watch"), "gone.py is not there"),
+        (lambda config: gspo_hpc.with_environment(config, "guess_numbr"), "nearest: guess_number"),
+        (lambda config: gspo_hpc.with_environment(config, "gone.py:Game"), "gone.py is not there"),
+        (lambda config: gspo_hpc.with_environment(config, "guess_number", args={"lo": 1}), "environment.args"),
         (lambda config: gspo_hpc.open_run("runs/none"), "runs/none: no such run directory"),
     ],
 )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gspo_hpc.cli.main import main
+from gspo_hpc.config.paths import PRESETS as PRESET_FOLDER
 from tests import blocks, pages
 from tests.unit.importers.test_swift import SWIFT_DENSE
 
@@ -26,6 +29,7 @@ CHINESE = [page for page in pages.PAGES if "zh" in page.name or page.parent.name
 PAGES = [page for page in pages.PAGES if page not in CHINESE]
 # Its examples, below this heading, are run by the tests that take them by their heading (tests/examples.py).
 EXAMPLES = ("CONTRIBUTING.md", "\n## One way to add a thing\n", "\n## Style\n")
+PRESETS = {path.stem for path in PRESET_FOLDER.glob("*.yaml")}
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|[…\[]|\.\.\.|/path/")
 
 
@@ -76,6 +80,43 @@ def test_marked_blocks_can_be_pasted(page: Path) -> None:
         command = command if block.kind == "python" else ["bash", "-n"]
         done = subprocess.run(command, input=block.text, text=True, capture_output=True, check=False)
         assert done.returncode == 0 and "…" not in block.text, block.text + done.stderr
+
+
+def starts(text: str) -> list[list[str]]:
+    """The configs of commands in blocks that no quick test runs, each with the settings that it is given."""
+    found = []
+    for block in blocks.blocks(text):
+        if block.reason is None or block.kind == "python":
+            continue
+        for line in re.findall(
+            r"(?m)^(?:\S*/)?gspo-hpc (?:train|submit|try|eval) (.*)$", block.text.replace("\\\n", " ")
+        ):
+            config, *words = shlex.split(line, comments=True)
+            words = words[: words.index("--array")] if "--array" in words else words
+            if Path(config).suffix == ".yaml" or config in PRESETS:
+                found.append([config, *(word for word in words if re.match(r"[a-z_.]+=", word))])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if starts(page.read_text("utf-8"))], ids=pages.name_of)
+def test_settings_of_marked_blocks_make_a_plan(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What takes minutes or a cluster is planned here: a renamed setting or a broken rule would end it at once."""
+    text = page.read_text("utf-8")
+    blocks.furnish(tmp_path, text)
+    for block in blocks.blocks(text):
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for words in starts(text):
+        assert main(["plan", *words]) in (0, 3), (words, capsys.readouterr())
+
+
+def test_planted_settings_of_a_marked_block_are_found() -> None:
+    given = "*Takes minutes:*\n\n```bash\n.venv/bin/gspo-hpc train tiny_cpu a.b=1 \\\n  'c.d=[x, y]' # seconds\n```\n"
+    assert starts(given) == [["tiny_cpu", "a.b=1", "c.d=[x, y]"]]
+    assert starts("*Needs a cluster:*\n\n```bash\ngspo-hpc submit a.yaml --array run.seed=1,2\n```\n") == [["a.yaml"]]
 
 
 @pytest.mark.parametrize("page", HERE, ids=pages.name_of)

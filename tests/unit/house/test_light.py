@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gspo_hpc.config import loader
+from gspo_hpc.runs.directory import open_run
 from tests.folders import model_folder
 
 TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers", "numpy", "safetensors", "pyarrow")
@@ -51,6 +53,7 @@ OF_A_PLAN = (
     *(name for name in OURS if name != "gspo_hpc.launch"),
     *("gspo_hpc.launch.checks", "gspo_hpc.launch.local", "gspo_hpc.launch.slurm", "gspo_hpc.launch.notify"),
 )
+OTHER_ALGORITHMS = ("gspo_hpc.algorithms.grpo", "gspo_hpc.algorithms.cispo", "gspo_hpc.algorithms.rloo")
 REFUSED_PLANS, SUGGESTIONS = "gspo_hpc.planning.fixes", "gspo_hpc.planning.layouts"
 CONFIG = ("gspo_hpc.config", "pydantic", "yaml")
 
@@ -94,7 +97,7 @@ def test_a_command_imports_only_what_it_needs(
         f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({words!r}) in (0, 3)"
     )
     modules = loaded(project, code)
-    assert named(modules, absent) == []
+    assert named(modules, absent if command in ("schema", "--help") else (*absent, *OTHER_ALGORITHMS)) == []
     own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
     assert "gspo_hpc.cli.main" in own
     assert (len(own) <= ours, len(modules - own) <= others) == (True, True), (len(own), len(modules - own))
@@ -116,6 +119,23 @@ def test_a_plan_of_files_that_are_here_reads_them_without_a_library(project: Pat
     own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
     assert "gspo_hpc.data.rows" in own and "gspo_hpc.models.weight_table" in own
     assert (len(own) <= 101, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
+
+
+def test_the_status_of_a_run_that_goes_on_is_read_without_models_and_rules(project: Path, tmp_path: Path) -> None:
+    """It is asked for again and again, and from scripts: neither sizes of models nor pages come with it."""
+    (tmp_path / "run.yaml").write_text(f"run: {{dir: {tmp_path}/run, max_steps: 2}}\n")
+    open_run(loader.load(str(tmp_path / "run.yaml"), []))
+    absent = ("gspo_hpc.models", "gspo_hpc.planning.rules", "gspo_hpc.planning.plan", "gspo_hpc.runs.learning", "rich")
+    for command, ours, others in (("status", 76, 190), ("logs", 76, 190)):
+        words = [command, f"{tmp_path}/run"]
+        code = (
+            "import contextlib, io\nfrom gspo_hpc.cli.main import main\n"
+            f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({words!r}) in (0, 2)"
+        )
+        modules = loaded(project, code)
+        assert named(modules, (*TRAINING, *OTHERS, *absent, *OURS[1:5])) == []
+        own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
+        assert (len(own) <= ours, len(modules - own) <= others) == (True, True), (words, len(own), len(modules - own))
 
 
 def test_the_probe_sees_an_import(project: Path) -> None:

@@ -169,6 +169,39 @@ def test_the_changelog_has_the_sections_that_it_promises(project: Path) -> None:
         assert not version.partition("\n")[2].partition("###")[0].strip().startswith("-"), "a line outside of them"
 
 
+TOPICS = (
+    *("Training", "Data, rewards and code of your own", "Plan, suggest and doctor", "Converters"),
+    *("Slurm, faults and resuming", "Seeing a run", "Distribution"),
+)
+
+
+def disorder(unreleased: str) -> list[str]:
+    """Entries of Added, Changed or Fixed without a topic, and topics that are none or out of their order."""
+    found = []
+    for section in re.split(r"(?m)^### ", unreleased)[1:]:
+        name, *parts = re.split(r"(?m)^#### ", section)
+        topics = [part.splitlines()[0] for part in parts]
+        if topics != [one for one in TOPICS if one in topics]:
+            found.append(f"topics of {name.split()[0]}: {topics}")
+        if name.split()[0] in ("Added", "Changed", "Fixed") and "\n- " in name:
+            found.append(f"no topic: {name.split('- ', 1)[1].splitlines()[0]}")
+    return found
+
+
+def entries(text: str) -> list[str]:
+    return [" ".join(one.split()) for one in re.findall(r"(?ms)^- .*?(?=^- |^#|\Z)", text)]
+
+
+def test_what_is_unreleased_is_ordered_by_topic_and_said_once(project: Path) -> None:
+    """A merge had brought back all entries of the version before, beside the section that sums them up."""
+    text = (project / "CHANGELOG.md").read_text("utf-8")
+    assert disorder(text.split("\n## ")[1]) == []
+    told = entries(text)
+    assert len(told) > 100 and sorted({one for one in told if told.count(one) > 1}) == []
+    planted = "Unreleased\n\n### Added\n\n- a\n\n#### Converters\n\n- b\n\n#### Training\n\n- b\n"
+    assert len(disorder(planted)) == 2 and entries(planted) == ["- a", "- b", "- b"]
+
+
 def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -1,7 +1,7 @@
 """The commands and files of docs/your-task.md work as they stand there, in an empty folder, in the order of the page.
 
 It takes four seconds: planning, a reward function and reports of a finished run, no model. It catches a command of the
-page that fails. The block that trains is marked; tests/run/test_starter.py trains a project of `gspo-hpc init`.
+page that fails. Blocks that sample or train are marked; tests/run/test_task_page.py runs them, too.
 """
 
 from __future__ import annotations

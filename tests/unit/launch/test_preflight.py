@@ -22,7 +22,7 @@ from gspo_hpc.launch import local
 from gspo_hpc.launch.slurm import submit
 from gspo_hpc.models import catalog
 from gspo_hpc.runs.directory import open_run
-from tests.folders import MODEL, model_folder, safetensors, tensors
+from tests.folders import MODEL, TOKENIZER, model_folder, safetensors, tensors
 
 ROW = {"prompt": "1 + 1 = ", "answer": "2"}
 ROWS = [ROW] * 40
@@ -35,6 +35,7 @@ WHOLE = {
     "rollout": {"max_prompt_length": 32, "max_response_length": 32},
     "reward": {"functions": [{"function": "number_match"}]},
 }
+OTHER_TOKENIZER = TOKENIZER | {"model": TOKENIZER["model"] | {"vocab": TOKENIZER["model"]["vocab"] | {"a": 128}}}
 Words = list[str]
 Fault = Callable[[Path], Words]
 HEAD = "completion, *, prompt, fields"
@@ -178,7 +179,7 @@ KIND = {  # what the refusal has to say in these cases
     "reward: a class": "'mark' is a class",
     "reward: imported": "'mark' is imported",
     "data: less than a rollout": "give more of them",
-    "teacher: another tokenizer": 'another tokenizer than model.path model: token "a" has the number 0, not none',
+    "teacher: another tokenizer": 'another tokenizer than model.path model: token "a" has the number 128, not 97',
     "teacher: no tokenizer": "teacher has none of tokenizer.json",
     "teacher: a shard is missing": "model-2.safetensors is missing",
     "teacher: without a weight": "algorithm.teacher needs a weight",
@@ -263,7 +264,7 @@ HELD_OUT: dict[str, Fault] = {
     "reward: an expression that is none": reward('regex, args: {pattern: "("}'),
     "reward: an expression is missing": reward("regex"),
     "reward: an answer without a number": rows(*[ROW | {"answer": "none"}] * 40),
-    "teacher: another tokenizer": taught(content='{"model": {"vocab": {"a": 0}}}'),
+    "teacher: another tokenizer": taught(content=json.dumps(OTHER_TOKENIZER)),
     "teacher: no tokenizer": taught(),
     "teacher: a shard is missing": taught("model-2.safetensors"),
     "teacher: without a weight": words("algorithm.teacher=model"),

@@ -43,6 +43,9 @@ def test_rows_without_a_prompt_are_refused_with_the_field_to_take(
     (tmp_path / "misspelt.jsonl").write_text('{"promt": "a", "answer": 1}\n' * 100)
     _, told = planned(capsys, run, "data.train=misspelt.jsonl", "data.prompt_key=prompt")
     assert told["fixes"] == [[{"key": "data.prompt_key", "before": "prompt", "value": "promt"}]], "not the answer"
+    (tmp_path / "german.jsonl").write_text('{"frage": "a", "Answer": 1}\n' * 100)
+    _, told = planned(capsys, run, "data.train=german.jsonl", "data.prompt_key=zzz")
+    assert told["fixes"] == [[{"key": "data.prompt_key", "before": "zzz", "value": "frage"}]], "not the answer"
     (tmp_path / "held_out.jsonl").write_text('{"prompt": "a"}\n')
     code, told = planned(capsys, run, "data.eval=held_out.jsonl")
     assert code == 2 and [one["message"].split()[0] for one in told["broken"]] == ["data.eval"]  # type: ignore[attr-defined]
