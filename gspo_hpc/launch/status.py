@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.derived import trains_adapters
 from gspo_hpc.config.schema import Config
@@ -24,12 +24,15 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.planning import exactness
-from gspo_hpc.runs import distillation, reader
+from gspo_hpc.runs import reader
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.runs.sweep import SweepDir, expand
 from gspo_hpc.system.files import write_atomically
 from gspo_hpc.system.text import last_traceback, tail
+
+if TYPE_CHECKING:
+    from gspo_hpc.runs.distillation import Distillation
 
 _RECENT = 8  # steps that the speed is averaged over
 _TAIL = 2**20  # bytes of a log that are searched for a traceback
@@ -119,7 +122,7 @@ def read(path: Path) -> Status:
     with _noting(damage):
         config = run.load_config()
         max_steps, found, adapter = config.run.max_steps, exactness.assess(config), _adapter(config)
-        taught = distillation.of_run(config, records)
+        taught = _taught(config, records)
     job: Job | None = None
     with _noting(damage):
         job = _job(run)
@@ -166,6 +169,14 @@ def read(path: Path) -> Status:
         exactness_cost="" if found is None else found.cost,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
     )
+
+
+def _taught(config: Config, records: list[dict[str, Any]]) -> Distillation | None:
+    if not config.algorithm.has_teacher:
+        return None
+    from gspo_hpc.runs import distillation  # only here: it judges what was learnt
+
+    return distillation.of_run(config, records)
 
 
 def _adapter(config: Config) -> str | None:
