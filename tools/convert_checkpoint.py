@@ -48,7 +48,9 @@ def main() -> int:
             command.add_argument("--alpha", type=float, help="of adapters whose checkpoint does not say it")
         else:
             command.add_argument("--adapter", type=Path, help="a folder of peft: a checkpoint of these adapters alone")
-            command.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+            command.add_argument(
+                "--dtype", choices=("float32", "bfloat16", "float16"), help="default: bfloat16, or that of --adapter"
+            )
     args = parser.parse_args()
     return _convert(args)
 
@@ -112,7 +114,7 @@ def to_hugging_face(checkpoint: Path, model: Path, out: Path, alone: bool, alpha
     write(shards, arch, schema.replace(config, adapter=adapter), out)
 
 
-def from_hugging_face(model: Path, out: Path, dtype: str, adapter: Path | None) -> None:
+def from_hugging_face(model: Path, out: Path, dtype: str | None, adapter: Path | None) -> None:
     """A Hugging Face folder, or adapters of a folder of peft, as a whole checkpoint of step 0, without an optimizer."""
     from gspo_hpc.models import architecture
     from gspo_hpc.runs import commit
@@ -125,7 +127,7 @@ def from_hugging_face(model: Path, out: Path, dtype: str, adapter: Path | None) 
     from gspo_hpc.ops import peft_folder
 
     begins = None if adapter is None else peft_folder.settings(adapter)
-    config = _one_rank(model, dtype)
+    config = _one_rank(model, dtype or ("bfloat16" if adapter is None else peft_folder.dtype_of(adapter)))
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = commit.begin(out.parent / f".{out.name}", 0)
     shards = staging / "megatron"

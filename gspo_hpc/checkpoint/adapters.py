@@ -166,8 +166,15 @@ def _base(arch: Architecture, config: Config, present: Fingerprint) -> Iterator[
 
 
 def to_peft(shards: Path, arch: Architecture, config: Config, out: Path) -> None:
-    """Write the adapters in `shards` alone, as a folder in the format of peft, whole or not at all."""
-    found, _ = read(shards, arch, config)
+    """Write the adapters in `shards` alone, as a folder in the format of peft, whole or not at all.
+
+    It names the base in `config.model.path`; ValueError where that is not what the adapters were trained on.
+    """
+    found, base = read(shards, arch, config)
+    present = Fingerprint()
+    for _ in _base(arch, config, present):
+        pass
+    refuse_other_base(base, present.text(present.values()), str(config.model.path))
     peft_folder.write(out, config.adapter, str(config.model.path), found)
 
 

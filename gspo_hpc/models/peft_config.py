@@ -16,19 +16,22 @@ from gspo_hpc.config.schema import Adapter
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"  # of earlier versions of peft
 
-# What peft can add to plain LoRA, beside what it is where nothing is added.
+# Settings that change nothing of what plain LoRA computes, whatever they are.
+_INERT = frozenset(
+    {
+        *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora"),
+        *("layers_to_transform", "layers_pattern", "megatron_config", "megatron_core", "qalora_group_size"),
+        *("eva_config", "runtime_config"),  # of the first values, and of how they are loaded
+    }
+)
+# Values of others with which nothing is added to plain LoRA, beside those that are empty. What an initialization takes
+# out of the base (pissa, olora, loftq and others) is not in the folder: peft takes it out again as it loads it.
 _PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),  # matrices of all experts in one, with gate and up as one layer
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def content(adapter: Adapter, base: str, modules: Sequence[str]) -> dict[str, Any]:
@@ -91,9 +94,11 @@ def obstacle(adapter: Adapter) -> str | None:
         return f"{path / CONFIG} cannot be read: {type(error).__name__}: {error}"
     if kind != "LORA":
         return f"adapter.path {path} holds adapters of type {kind}: only LORA can be trained"
-    for name, plain in _PLAIN.items():
-        if found.get(name) not in plain:
+    for name in found.keys() - _INERT:
+        if found[name] not in (*_EMPTY, *_PLAIN.get(name, ())):
             return f"adapter.path {path} has {name} {found[name]}, which this version does not compute"
+    if rank < 1:
+        return f"adapter.path {path} has rank {rank}: there are no matrices in it"
     if rank != adapter.rank:
         return f"adapter.rank is {adapter.rank}, but adapter.path {path} has rank {rank}: give adapter.rank={rank}"
     if not math.isclose(alpha, adapter.alpha, rel_tol=1e-6):

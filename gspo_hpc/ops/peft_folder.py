@@ -10,7 +10,7 @@ import torch
 
 from gspo_hpc.config.schema import Adapter
 from gspo_hpc.models import peft_config
-from gspo_hpc.models.adapter_table import is_of_embedding, targets_of
+from gspo_hpc.models.adapter_table import chosen, is_of_embedding, targets_of
 from gspo_hpc.ops import hf_folder
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 
@@ -20,6 +20,7 @@ _OF_EMBEDDING = "lora_embedding_"  # what peft has in their names in place of lo
 # Copies of the model's own weights in such a folder, and their names in the model.
 _COPIED = {
     "model.embed_tokens.base_layer.weight": "model.embed_tokens.weight",
+    "model.embed_tokens.weight": "model.embed_tokens.weight",
     "lm_head.weight": "lm_head.weight",
 }
 
@@ -57,11 +58,19 @@ def settings(folder: Path) -> Adapter:
     return found
 
 
+def dtype_of(folder: Path) -> str:
+    """Return the dtype of the matrices in a folder of peft, as `model.dtype` names it; of several the widest."""
+    found = {
+        str(one.dtype).removeprefix("torch.") for one in hf_folder.tensors_of(folder / peft_config.WEIGHTS).values()
+    }
+    return next(name for name in ("float32", "float16", "bfloat16") if name in found)
+
+
 def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], base: str | Path) -> dict[str, torch.Tensor]:
     """Return the matrices of the folder `adapter.path`, which has to have those of `shapes` and no others.
 
-    Beside an adapter on the embedding peft saves the model's own embedding and head; these have to be those of `base`,
-    a Hugging Face folder. Raises ValueError of one line for any other folder.
+    Peft may save the model's own embedding and head beside them; these have to be those of `base`, a Hugging Face
+    folder. Raises ValueError of one line for any other folder.
     """
     if (wrong := peft_config.obstacle(adapter)) is not None:
         raise ValueError(wrong)
@@ -69,23 +78,36 @@ def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], base: str | Pa
     stored = hf_folder.tensors_of(path)
     for name, there in _COPIED.items():
         copy = stored.pop(f"{_BEFORE}{name}", None)
-        own = None if copy is None else hf_folder.Folder(base).read(there).to(copy.dtype)
-        if copy is not None and (own is None or not torch.equal(copy, own)):
+        if copy is not None and not _is_own(copy, there, hf_folder.Folder(base)):
             raise ValueError(
                 f"adapter.path {adapter.path} has a {there} of its own, other than that of model.path {base}: merge it "
                 "into the model and give that as model.path"
             )
     found = {_ours(name): tensor for name, tensor in stored.items()}
     if others := sorted(found.keys() ^ shapes.keys()):
-        which = sorted({name.split(".")[-2] for name in found if "." in name})
+        parts = [name.rpartition(".") for name in found]
+        if strange := sorted(last for _, _, last in parts if last not in ("lora_A", "lora_B")):
+            raise ValueError(f"{path} has {strange[0]}, which is no matrix of plain LoRA: only that can be trained")
+        which = ",".join(targets_of(layer for layer, _, _ in parts))
+        what = f"the run's are others: give adapter.targets=[{which}]"
+        if which == ",".join(chosen(adapter.targets)):
+            what = "the model's are on others of its layers"
         raise ValueError(
-            f"adapter.path {adapter.path} has adapters on {', '.join(which)}, and the run's are others "
-            f"({len(others)} matrices differ, the first is {others[0]}): give adapter.targets=[{','.join(which)}]"
+            f"adapter.path {adapter.path} has adapters on {which or 'other layers'}, and {what} "
+            f"({len(others)} matrices differ, the first is {others[0]})"
         )
     for name, shape in shapes.items():
         if tuple(found[name].shape) != shape:
             raise ValueError(f"{path}: {name} is {tuple(found[name].shape)}, but the model needs {shape}")
     return found
+
+
+def _is_own(copy: torch.Tensor, name: str, base: hf_folder.Folder) -> bool:
+    """Return whether a copy is a weight of the base, whose head may be its embedding."""
+    if name not in base.names():
+        name = "model.embed_tokens.weight"
+    own = base.read(name).to(copy.dtype)
+    return torch.equal(copy, own)
 
 
 def fingerprint(matrices: Mapping[str, torch.Tensor]) -> str:

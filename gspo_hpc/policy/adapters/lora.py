@@ -199,7 +199,7 @@ def added_to_rows(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale:
     """Return an embedding [tokens, outputs] with scale * (B A) transposed added in fp32, block by block of its rows."""
     result = torch.empty_like(weight)
     rows = MERGED_ROWS
-    for place, block, columns in zip(result.split(rows), weight.split(rows), a.split(rows, 1), strict=False):
+    for place, block, columns in zip(result.split(rows), weight.split(rows), a.split(rows, 1), strict=True):
         place.copy_(torch.add(block.float(), product(columns, b), alpha=scale))
     return result
 
