@@ -42,6 +42,7 @@ class Lora:
     dropout_default: float = 0.0
     defaults_of: str = ""  # whose defaults they are, where they are not the project's
     targets_told: str = ""  # of the default
+    first: str = ""  # how matrices begin
     others: Sequence[str] = ()  # change what is trained, and have no counterpart
 
 
@@ -66,6 +67,10 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
             draft.differs.append(f"{lora.dropout} {share:g}, the default there: {text}")
     else:
         draft.credit("adapter.dropout", lora.dropout)
+    if draft.given(lora.first) and str(draft.values[lora.first]).lower() not in _LIKE_OURS:
+        text = "A is drawn and B is 0 here; another start takes a part of the base into the adapters, or other values"
+        draft.drop(lora.first, text)
+        draft.assumed.append(f"{draft.label(lora.first)} {draft.values[lora.first]}: {text}")
     for name in lora.others:
         if is_unset(draft.values.get(name)):
             draft.sure(name, "")  # reports it
@@ -73,6 +78,9 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
             text = "it changes what is trained, and adapters have nothing of the kind here"
             draft.drop(name, text)
             draft.assumed.append(f"{draft.label(name)}: {text}")
+
+
+_LIKE_OURS = ("true", "gaussian", "orthogonal")  # where B begins as 0, whatever A is
 
 
 def _number(draft: Draft, key: str, value: float, name: str, lora: Lora) -> None:
@@ -135,6 +143,24 @@ def _without_commas(draft: Draft, lora: Lora) -> list[str]:
 def _put(draft: Draft, lora: Lora, targets: list[str], text: str) -> None:
     unique = [*dict.fromkeys(targets)]
     draft.put("adapter.targets", [ALL] if {*TARGETS} <= {*unique} else unique, lora.targets, text)
+
+
+def of_folder(draft: Draft, name: str, rank: str) -> None:
+    """Put the folder of adapters that a run of verl begins with; `rank`: the argument that it may give as well.
+
+    The folder alone switches adapters on, and decides what they are.
+    """
+    folder = draft.text(name)
+    if not folder:
+        return
+    if "adapter.type" in draft.settings:
+        draft.assumed.append(
+            f"{draft.label(name)}: verl takes rank, scale and layers from the folder's adapter_config.json, and "
+            f"{draft.label(rank)} for its engines; adapter.rank, alpha and targets have to be the folder's"
+        )
+    else:
+        draft.put("adapter.type", "lora", comment="lora_adapter_path alone switches them on", of=(name,))
+    draft.keep("adapter.path", name, folder)
 
 
 # Of TRL's own arguments.
@@ -230,6 +256,7 @@ _TUNER = Lora(
     "lora_dropout",
     "use_rslora",
     dropout_default=0.05,
+    first="init_weights",
     others=(
         "target_regex",
         "target_parameters",

@@ -35,7 +35,7 @@ _LORA = adapters.Lora(
     f"{_MODEL}.lora_alpha",
     f"{_MODEL}.target_modules",
     alpha_default=16.0,
-    others=(f"{_MODEL}.exclude_modules", _ADAPTERS),
+    others=(f"{_MODEL}.exclude_modules",),
 )
 _MEGATRON_LORA = adapters.Lora(
     f"{_MODEL}.lora.rank",
@@ -71,13 +71,12 @@ def convert(draft: Draft, commands: list[Command], gpus: int | None, rows: int |
     for lora in (_LORA, _MEGATRON_LORA):
         if not draft.whole(lora.rank, 0, least=0):
             draft.drop(lora.rank, report.OFF)
-            if lora is _LORA and not megatron and (folder := draft.text(_ADAPTERS)):
-                draft.put("adapter.type", "lora", comment="lora_adapter_path alone switches them on", of=(_ADAPTERS,))
-                draft.keep("adapter.path", _ADAPTERS, folder)
         elif (lora is _MEGATRON_LORA) is megatron:
             adapters.put(draft, lora.rank, lora)
         else:
             draft.drop(lora.rank, "verl does not read it with this model_engine")
+    if not megatron:
+        adapters.of_folder(draft, _ADAPTERS, _LORA.rank)
     _generation(draft)
     whole = _length(draft, updates, prompts, rows)
     _optimizer(draft, updates, whole, trainer)

@@ -88,6 +88,14 @@ def test_the_embedding_has_an_adapter_where_it_is_named(named: str) -> None:
     assert given(f"{HF} --target_modules all-linear").config.adapter.targets == ("all-linear",)
 
 
+def test_verl_begins_with_a_folder_whatever_rank_it_is_given() -> None:
+    """Its engines need a rank, so both together is the usual way."""
+    found = given(f"{VERL} {MODEL}.lora_rank=8 {MODEL}.lora_adapter_path=/adapters")
+    assert (found.config.adapter.rank, found.config.adapter.path) == (8, "/adapters")
+    assert any("takes rank, scale and layers from the folder" in line for line in found.assumed)
+    assert given(f"{VERL} {MODEL}.lora_rank=8").config.adapter.path is None
+
+
 def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
     found = given(f"{TRL} --use_peft --use_rslora --lora_r 9 --lora_alpha 12").config.adapter
     assert found.alpha / found.rank == pytest.approx(12 / math.sqrt(9))
@@ -97,6 +105,7 @@ def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
     ("text", "name", "why"),
     [
         (f"{HF} --lora_dropout 0.1", "lora_dropout", "no dropout here"),
+        (f"{HF} --init_weights pissa", "init_weights", "takes a part of the base into the adapters"),
         (f"{HF} --modules_to_save lm_head", "modules_to_save", "it changes what is trained"),
         (f"{HF} --target_regex x.*", "target_regex", "it changes what is trained"),
         (f"{HF} --target_modules q_proj lm_head", "target_modules", "lm_head cannot have an adapter here"),
@@ -104,7 +113,6 @@ def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:
         (f"{HF} --target_modules model.*proj", "target_modules", "all linear layers get one (all-linear) unless"),
         (f"{HF} --tuner_type full --lora_rank 4", "lora_rank", "read with adapters only"),
         (f"{HF} --tuner_type adalora", "tuner_type", "all weights are trained here"),
-        (f"{VERL} {MODEL}.lora_rank=8 {MODEL}.lora_adapter_path=x", f"{MODEL}.lora_adapter_path", "what is trained"),
         (f"{VERL} {ON_MEGATRON} {MODEL}.lora_rank=16", f"{MODEL}.lora_rank", "does not read it with this model_engine"),
         (f"{TRL} --use_peft --load_in_4bit", "load_in_4bit", "never quantized"),
         (f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(bias=3)')}", "LoraConfig bias=3", "no counterpart"),
