@@ -345,7 +345,7 @@ def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
     if experts:
         return "vLLM would need adapters of experts"
     if others:
-        return f"vLLM would need adapters on {', '.join(others)}"
+        return f"only some of vLLM's models have places for adapters on {', '.join(others)}"
     if rank > LORA_RANKS[-1]:
         return f"vLLM has room for ranks up to {LORA_RANKS[-1]}, and adapter.rank is {rank}"
     if config.cluster.platform == "cuda" and engine_itemsize(config) == 4:

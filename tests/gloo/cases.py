@@ -48,6 +48,7 @@ from gspo_hpc.policy import compat, passes, schedule
 from gspo_hpc.policy import model as model_building
 from gspo_hpc.policy import weight_stream as weights
 from gspo_hpc.policy.adapters import matrices
+from gspo_hpc.policy.adapters.lora import EmbeddingLora
 from gspo_hpc.policy.passes import Abandoned, PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import (
@@ -319,6 +320,7 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
     arrays |= _adapter_gradients(made, lambda: update.step(made, rollout, objective, settings))
     results = [update.step(made, rollout, objective, settings) for _ in range(count)]
     assert all(result is not None and not result.skipped for result in results)
+    _look_up_alike(made)
     arrays |= {f"last/{name}": whole.cpu().numpy().copy() for name, whole in made.adapter_matrices()}
     arrays |= {f"merged/{name}": tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
     arrays["loss"] = np.array([r.sums["loss"][0] / r.sums["loss"][1] for r in results if r is not None])
@@ -329,6 +331,17 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
         arrays |= {f"plain/{slot}-{index}": array for (slot, index), array in plain.items()}
         arrays |= {f"base/{name}": tensor.float().cpu().numpy().copy() for name, tensor in made.stream()}
     return arrays
+
+
+@torch.no_grad()
+def _look_up_alike(made: Policy) -> None:
+    """Assert that an embedding's adapter gives the same where kernels must be deterministic."""
+    for one in (lora for chunk in made.chunks for lora in chunk.modules() if isinstance(lora, EmbeddingLora)):
+        tokens = torch.arange(made.arch.vocab_size // 4 * 4)[None]  # as many for each of the ranks that share them
+        plain = one(tokens)
+        one._deterministic = True
+        assert torch.equal(plain, one(tokens)) and bool(plain.any())
+        one._deterministic = False
 
 
 def adapters_saved(model: str, world: int, folder: str, **sections: Any) -> Arrays:
@@ -377,6 +390,18 @@ def adapters_exported(model: str, world: int, folder: str, out: str, **sections:
     )
     adapters.to_peft(shards, arch, settings, Path(alone))
     adapters.to_hugging_face(shards, arch, settings, Path(out))
+    other = Path(shutil.copytree(model, f"{out}-other-base"))
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] += 0.1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    beside = schema.replace(settings, model=schema.replace(settings.model, path=str(other)))
+    refused = []
+    for write in (adapters.to_peft, adapters.to_hugging_face):
+        try:
+            write(shards, arch, beside, Path(f"{out}-of-another"))
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) == 2 and all("has other weights than those that this run's adapters" in one for one in refused)
     again.mkdir()
     found = peft_folder.settings(Path(alone))
     adapters.from_peft(arch, schema.replace(settings, adapter=found), again)

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from gspo_hpc.engine.adapters import loader
+from gspo_hpc.engine.settings import EngineAdapters
+from gspo_hpc.engine.updates import AdapterUpdate
 
 LAYER = "model.layers.0.self_attn"
 SHAPES = {"q_proj": (8, 4), "k_proj": (4, 4), "o_proj": (4, 8)}
@@ -74,3 +76,25 @@ def test_all_matrices_arrive_whatever_the_models_mapper_of_names_is() -> None:
 def test_a_matrix_without_a_layer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"vLLM has no adapters on model.layers.0.self_attn.o_proj"):
         loader.install(model(Manager(f"{LAYER}.qkv_proj")), BUCKET, MATRICES)
+
+
+def test_every_version_has_a_name_of_its_own() -> None:
+    """vLLM's prefix cache has it in its keys: keys and values of one version are never taken for another's."""
+    names = {loader.request(version).lora_name for version in range(1, 6)}
+    numbers = {loader.request(version).lora_int_id for version in range(1, 6)}
+    assert len(names) == len(numbers) == 5 and loader.request(None) is None
+
+
+@pytest.mark.parametrize("loaded", [[], [[3], [2, 3]], [[2]], [[3], []]])
+def test_a_sync_ends_only_where_all_workers_have_the_new_version_alone(loaded: list[list[int]]) -> None:
+    def update() -> AdapterUpdate:
+        made = AdapterUpdate(None, 1.0, EngineAdapters(2, 4.0, {}), 3)  # type: ignore[arg-type]  # nothing is sent
+        return made
+
+    complete = update()
+    complete._take([[3], [3]])
+    complete.finish()
+    other = update()
+    other._take(loaded)
+    with pytest.raises(RuntimeError, match="and not of 3 alone"):
+        other.finish()

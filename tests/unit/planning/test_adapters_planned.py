@@ -18,7 +18,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import trained
-from gspo_hpc.planning.estimates import adapters, devices, memory, parameters, passes, time
+from gspo_hpc.planning.estimates import activations, adapters, devices, memory, parameters, passes, time
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.system.text import GIB
@@ -247,3 +247,16 @@ def test_a_plan_says_how_adapters_come_to_engines(
     assert note.startswith("LoRA of rank 32 on all linear layers (1.06% of the parameters) is trained")
     assert words in note
     assert not any("engines get it" in text for text in make_plan(made(**FULL)).notes)
+
+
+def test_what_an_embedding_s_adapter_keeps_is_a_rank_s_own_tokens() -> None:
+    """With sequence parallelism each of two ranks has half of them; without, all."""
+    targets = {"type": "lora", "rank": 8, "targets": ["q_proj", "embed_tokens"]}
+    for parallel, adapter, expected in (
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, targets, 4.0),
+        ({"tensor_model_parallel_size": 2}, targets, 8.0),
+        ({}, targets | {"targets": ["all-linear"]}, 0.0),
+        ({}, {}, 0.0),
+    ):
+        config = from_dict({"cluster": {"gpus_per_node": 2}, "parallel": parallel, "adapter": adapter})
+        assert activations.of_embedding(config) == expected
