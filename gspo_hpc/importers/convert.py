@@ -28,6 +28,8 @@ _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "par
 
 # Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
 _WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
+# Keys that say on which GPUs engines run, which is not how a run trains either.
+_WHERE = {"rollout.mode", "rollout.engines_per_node", "rollout.engine_nodes", "rollout.tensor_parallel_size"}
 _DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets"}
 
 
@@ -78,6 +80,7 @@ def convert(
     """
     found = _without_secrets(recognise(text, source, folder.resolve(), name))  # the same, however the file is named
     project, kind, sign, converter = PROJECTS[found.source]
+    kind = kind if found.commands or found.source == "trl" else "file"
     description = Source(project, kind, sign, tables.load(found.source))
     draft = Draft(description, found.values, found.variables, found.unknown)
     draft.assumed += found.notes
@@ -198,7 +201,7 @@ def _tells_how(decided: set[str], left: set[str]) -> bool:
 
     `decided`: keys of ours that its arguments decide; `left`: arguments that are not carried over.
     """
-    how = {key for key in decided if key.partition(".")[0] in _TRAINING or key == "run.max_steps"} - _WHICH
+    how = {key for key in decided if key.partition(".")[0] in _TRAINING or key == "run.max_steps"} - _WHICH - _WHERE
     return bool(how) or ("model.path" in decided and ("data.train" in decided or bool(left & _DATA)))
 
 
@@ -212,6 +215,6 @@ def _launched(found: Found, draft: Draft, gpus: int | None) -> Iterator[Argument
         elif gpus is not None:
             yield Argument(name, given, why="--gpus takes precedence over it")
         elif is_unset(text):
-            yield Argument(name, given, why=f"{draft.why_unset(text)}; its default is used instead")
+            yield Argument(name, given, why=f"{draft.why_unset(text)}; it is left out")
         else:
             yield Argument(name, given, ("cluster.nodes", "cluster.gpus_per_node"))

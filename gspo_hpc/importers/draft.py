@@ -64,8 +64,8 @@ class Draft:
         self._left: dict[str, str] = {}  # argument -> why it is not carried over
         self.served: Mapping[str, Any] = {}  # arguments of the command that starts a generation server
         self._open, self._taken = set[str](), set[str]()  # known only when the script runs; read by a converter
-        self._nulls: dict[str, list[str]] = {}  # argument that is null or empty -> our keys that it would decide
         self._older: dict[str, str] = {}
+        self._nulls: dict[str, list[str]] = {}  # argument that is null or empty -> our keys that it would decide
 
     def rename(self) -> None:
         """Read arguments that had another name in earlier versions by their present one."""
@@ -100,7 +100,7 @@ class Draft:
             elif kind is float:
                 value = self.number(name, default)
             else:
-                value = self.texts(name) if kind is list else self.text(name, default)
+                value = self.texts(name, known=True) if kind is list else self.text(name, default)
             if isinstance(value, str) and is_unset(value):
                 self.keep(key, name, value)
             elif value is not None:
@@ -133,15 +133,18 @@ class Draft:
             return default
         return str(value) if str(value).strip() else default
 
-    def texts(self, name: str) -> list[str]:
-        """Return the texts of an argument that takes several."""
+    def texts(self, name: str, known: bool = False) -> list[str]:
+        """Return the texts of an argument that takes several; with `known`, none unless all are known."""
         value = self._take(name)
         if isinstance(value, str) and value.startswith("["):  # a list as Hydra writes it
             inner = yaml_value(value)
             value = inner if isinstance(inner, list) else value
-        if value is None or isinstance(value, bool | Mapping):
-            return []
-        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        items = [] if value is None or isinstance(value, bool | Mapping) else value
+        found = [str(item) for item in (items if isinstance(items, list) else [items])]
+        if known and is_unset(whole := " ".join(found)):
+            self._unset(name, whole)
+            found = []
+        return found
 
     def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         """Return a whole number; `default` if it is not given, null, or a variable whose value is not known."""
@@ -310,9 +313,9 @@ class Draft:
             if name in self._left:
                 left.append(Argument(shown, given, tuple(self._decided.get(name, ())), self._left[name]))
             elif name in self._decided and name in self.doubted:
-                why = f"{'; '.join(self.doubts)} may change it: its value is known only when the script runs; "
-                why += "the one that it is given is used instead"
-                left.append(Argument(shown, given, tuple(self._decided[name]), why))
+                why = "may change it: its value is known only when the script runs"
+                why += "; the one that it is given is used instead"
+                left.append(Argument(shown, given, tuple(self._decided[name]), f"{'; '.join(self.doubts)} {why}"))
             elif name in self._decided:
                 carried.append(Argument(shown, given, tuple(self._decided[name])))
             elif self._is_known(name):
@@ -391,10 +394,7 @@ class Draft:
         for name in self.values:
             keys = [key for key, origin in self.origins.items() if origin == name]
             told = self._left.get(name, "").partition(";")[0]  # why it is not known
-            if (
-                name in self._open
-                and told not in problem
-                and any(re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem) for text in (name, *keys))
-            ):
-                problem += f"; {self.label(name)}: {self._left[name]}"
+            named = [text for text in (name, *keys) if re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", problem)]
+            if name in self._open and told not in problem and named:
+                problem += f"; {self.label(name)}: {self._left[name].removesuffix(f'; {_DEFAULT}')}"
         return report.with_way_out(problem)

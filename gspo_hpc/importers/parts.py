@@ -59,7 +59,7 @@ def visible(draft: Draft, variables: Mapping[str, str]) -> int | None:
 
 def unknown(draft: Draft, name: str, value: str) -> None:
     """Tell that a variable or an option of a launcher has a value that is not known."""
-    draft.assumed.append(f"{name}={value}: {draft.why_unset(value)}; its default is used instead")
+    draft.assumed.append(f"{name}={value}: {draft.why_unset(value)}; it is left out")
     draft.around.append(f"{name}={value}")
 
 

@@ -113,6 +113,8 @@ def system(draft: Draft) -> None:
     text = draft.text("system")
     if text and text.endswith((".txt", ".md")):
         draft.drop("system", "it names a file: write its text to data.system_prompt")
+    elif text and is_unset(text):
+        draft.sure("system", "")  # reports it
     elif text:
         draft.put("data.system_prompt", text.replace("\\n", "\n"), "system")
     elif draft.values.get("system") == "":

@@ -121,7 +121,7 @@ def _layout(draft: Draft) -> None:
         method = draft.choice("recompute_method", ("uniform", "block"), "uniform")
         draft.put("memory.recompute_method", method, "recompute_method")
         draft.put("memory.recompute_num_layers", draft.whole("recompute_num_layers", 1), "recompute_num_layers")
-    elif modules := draft.texts("recompute_modules"):
+    elif modules := draft.texts("recompute_modules", known=True):
         draft.put("memory.recompute_modules", modules, of=("recompute_modules",))
     offload(draft)
     _kernels(draft)

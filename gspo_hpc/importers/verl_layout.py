@@ -201,7 +201,7 @@ def _transformer(draft: Draft) -> None:
         draft.put("memory.recompute_method", draft.choice(name, ("uniform", "block"), "uniform"), of=(name,))
         name = f"{_TRANSFORMER}.recompute_num_layers"
         draft.put("memory.recompute_num_layers", draft.whole(name, 1), of=(name,))
-    elif grain and (modules := draft.texts(f"{_TRANSFORMER}.recompute_modules")):
+    elif grain and (modules := draft.texts(f"{_TRANSFORMER}.recompute_modules", known=True)):
         draft.put("memory.recompute_modules", modules, of=(f"{_TRANSFORMER}.recompute_modules",))
     for stage in ("first", "last"):
         key = f"num_layers_in_{stage}_pipeline_stage"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -341,13 +341,13 @@ def not_followed(name: str) -> str:
     return f"calls the function {name}, whose output is not followed"
 
 
-def why_left(value: str, variables: Container[str], unknown: Mapping[str, str]) -> str:
+def why_left(value: str, variables: Mapping[str, str], unknown: Mapping[str, str]) -> str:
     """Return why a text of a script is not known in full, as a clause. `unknown`: as a command of the script has it."""
     found = re.findall(r"\$\{?[#!]?(\w+)", value)
     for name in found:
         if why := unknown.get(name) or unknown.get("*"):
             return f"${name} {why}"
-    if unset := [name for name in found if name not in variables]:
+    if unset := [name for name in found if variables.get(name) in (None, f"${name}", f"${{{name}}}")]:
         name = min(unset, key=ALWAYS.__contains__)  # rather one that the shell does not set itself
         return f"${name} {why_not_set(name)}"
     for name in re.findall(r"\$\(\s*([^\s()]+)", value.replace("...", " ")):
