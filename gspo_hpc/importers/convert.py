@@ -29,7 +29,7 @@ _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "par
 # Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
 _WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
 # Keys that say on which GPUs engines run, which is not how a run trains either.
-_WHERE = {"rollout.mode", "rollout.engines_per_node", "rollout.engine_nodes", "rollout.tensor_parallel_size"}
+_WHERE = {"rollout.mode", "rollout.engines_per_node", "rollout.tensor_parallel_size"}
 _DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets"}
 
 
