@@ -202,7 +202,7 @@ def before() -> dict[str, Times]:
     former = varied(
         SPREAD=FORMER_SPREAD, SWITCH_SECONDS=13.0, SYNC_SECONDS=0.0, OVERHEAD_SECONDS=3.0, EAGER_SECONDS=0.0
     )
-    with former, card(H20, products=1.0, reads=1.0):
+    with former, card(H20, products=1.0, reads=1.0), by_operations():
         for run in RUNS:
             if run.config["cluster"]["gpu"] != "H20":
                 continue
@@ -273,40 +273,44 @@ def other_syncs() -> dict[str, tuple[float, ...]]:
     return found
 
 
+FORMER_SHARE = 0.25  # of what large products sustain that passes over mixtures reached
+FORMER_LAUNCH = 10e-6  # of a product of an expert beside it
+
+
 @contextmanager
 def by_operations() -> Iterator[None]:
-    """Have products of experts slower by a share of operations for a while, and not by seconds of each.
+    """Have passes over mixtures reach a share of operations for a while, as they did until 2026-11-28.
 
-    So it was until 2026-11-28. The same step determines the share.
+    So did prompts that engines read; seconds of each product of an expert were few.
     """
+    kept: Any = (passes.seconds, engines.prefill)
 
-    def slower(share: float) -> Callable[[Sizes, Config, Device, float, float, int, float], float]:
-        def counted(model: Sizes, config: Config, device: Device, forward: float, *others: Any) -> float:
-            return kept(model, config, device, forward / share if model.layers_with_experts else forward, *others)
+    def longer(model: Sizes, device: Device) -> float:
+        return rates.EFFICIENCY * device.products / FORMER_SHARE if model.layers_with_experts else 1.0
 
-        return counted
+    def seconds(model: Sizes, config: Config, device: Device, forward: float, *others: Any) -> float:
+        found: float = kept[0](model, config, device, forward * longer(model, device), *others)
+        return found
 
-    def step(share: float) -> float:
-        _count_passes(slower(share))
-        return -_step(_MIXTURE)
+    def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
+        found: float = kept[1](model, config, device, given)
+        return found * longer(model, device)
 
-    kept: Any = passes.seconds
-    switch = determined().switch
-    with varied(EXPERT_LAUNCH=10e-6, SWITCH_SECONDS=switch):
+    with varied(EXPERT_LAUNCH=FORMER_LAUNCH):
+        _count((seconds, prefill))
         try:
-            _count_passes(slower(_solve(step, 0.02, 5.0)))
             yield
         finally:
-            _count_passes(kept)
+            _count(kept)
 
 
-def _count_passes(counted: Any) -> None:
-    passes.seconds = counted
+def _count(counted: Any) -> None:
+    passes.seconds, engines.prefill = counted
 
 
 @cache
 def former_mixtures() -> dict[str, float]:
-    """Return errors of predictions of mixtures by a share of operations. Lengths that are inferred are so anew."""
+    """Return errors of predictions of mixtures as they were then. Lengths that are inferred are so anew."""
     held = [run for run in RUNS if run.role == "prediction" and "A3B" in run.title]
     with by_operations():
         lengths = {run.key: inferred(run) if run.tokens is None else run.tokens for run in held}

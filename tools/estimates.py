@@ -21,6 +21,8 @@ import generated
 import later_runs
 import published_syncs
 from calibration import (
+    FORMER_LAUNCH,
+    FORMER_SHARE,
     FORMER_SPREAD,
     FREE,
     GB200,
@@ -328,10 +330,11 @@ def _seen() -> str:
         sets it. It was read when the row in turns was known to be 47 % too low. The script of that run is not
         published; it is taken to have the same setting. Without it the row would be {graphs:+.0%} off, not
         {eager:+.0%}.""",
-        f"""- `EXPERT_LAUNCH` in place of a share of operations that products of experts reach, which was 0.25: on
-        2026-11-28, by the utilization that verl publishes ([below](#runs-that-were-found-later)), when all errors
-        were known. One step on H100 determines either. Predictions of this model would be
-        {_span(list(former_mixtures().values()))} off otherwise, and are {_span(_mixtures())}.""",
+        f"""- `EXPERT_LAUNCH` in place of a share of operations that passes over mixtures reach: until 2026-11-28 this was
+        {FORMER_SHARE:g}, beside {1e6 * FORMER_LAUNCH:.0f} µs of a product of an expert. It was changed by the
+        utilization that verl publishes ([below](#runs-that-were-found-later)), when all errors were known. The step on
+        H100 determines either. Predictions of this model were {_span(list(former_mixtures().values()))} off, and are
+        {_span(_mixtures())}.""",
         """- The tensors of a mixture's update, of which [Memory](#memory) has rows: on 2026-11-24 all copies of tokens
         that Megatron-Core's dispatcher holds were counted, by its source, when the errors of these rows were known.""",
     )
@@ -351,8 +354,8 @@ def _later() -> str:
         the range that `plan` prints. They are no part of any count above, nor of the range.""",
         f"""verl publishes what share of the card's operations updates of the mixture reach on a node of 8 GPUs, which
         by the rest of its page are H20: an [MFU of {later_runs.PUBLISHED_MFU:.2f}]({later_runs.VERL_MIXTURE}), with
-        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. While a share of operations was what products of
-        experts took more, it was {former:.2f}: by this figure seconds of each product are the better count
+        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. While passes over mixtures were taken to reach a
+        share of operations, it was {former:.2f}: by this figure seconds of each product are the better count
         ([above](#what-was-changed-after-estimates-had-been-seen)).""",
     )
     return "\n\n".join(map(_wrapped, paragraphs))
@@ -405,7 +408,7 @@ def _experts() -> str:
     error, former = errors()["verl_qwen3_30b_a3b_128_h20"], former_mixtures()[title]
     return f"""- **The mixture on H20 is estimated too fast**, by {error:+.0%}. Its length is inferred, and what an
         engine's step takes in eager mode is a figure of experience: no published row of a mixture has its phases and
-        its lengths. If products of experts took a share of operations, it would be {former:+.0%}."""
+        its lengths. With a share of operations, as it was before, it was {former:+.0%}."""
 
 
 def _mixtures() -> list[float]:

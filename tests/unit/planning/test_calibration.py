@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gspo_hpc.planning.estimates import devices, passes, rates
+from gspo_hpc.planning.estimates import devices, engines, passes, rates
 
 TOOLS = str(Path(__file__).parents[3] / "tools")
 
@@ -49,11 +49,11 @@ def test_other_constants_and_cards_are_put_back(calibration: ModuleType) -> None
     h20, kept = devices.find("H20"), rates.SPREAD
     calibration.before()
     calibration.otherwise()
-    sync, seconds, constants = passes.sync, passes.seconds, (rates.SYNC_SECONDS, rates.EXPERT_LAUNCH)
+    sync, counted, constants = passes.sync, (passes.seconds, engines.prefill), (rates.SYNC_SECONDS, rates.EXPERT_LAUNCH)
     calibration.other_syncs()
     calibration.former_mixtures()
     assert devices.find("H20") == h20 and rates.SPREAD == kept
-    assert passes.sync is sync and passes.seconds is seconds
+    assert passes.sync is sync and (passes.seconds, engines.prefill) == counted
     assert (rates.SYNC_SECONDS, rates.EXPERT_LAUNCH) == constants
 
 
