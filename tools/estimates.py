@@ -330,8 +330,8 @@ def _seen() -> str:
         sets it. It was read when the row in turns was known to be 47 % too low. The script of that run is not
         published; it is taken to have the same setting. Without it the row would be {graphs:+.0%} off, not
         {eager:+.0%}.""",
-        f"""- `EXPERT_LAUNCH` in place of a share of operations that passes over mixtures reach: until 2026-11-28 this was
-        {FORMER_SHARE:g}, beside {1e6 * FORMER_LAUNCH:.0f} µs of a product of an expert. It was changed by the
+        f"""- `EXPERT_LAUNCH` in place of a share of operations that passes over mixtures reach: until 2026-11-28 this
+        was {FORMER_SHARE:g}, beside {1e6 * FORMER_LAUNCH:.0f} µs of a product of an expert. It was changed by the
         utilization that verl publishes ([below](#runs-that-were-found-later)), when all errors were known. The step on
         H100 determines either. Predictions of this model were {_span(list(former_mixtures().values()))} off, and are
         {_span(_mixtures())}.""",
