@@ -39,6 +39,7 @@ _ENGINE = "rollout.tensor_parallel_size"
 _SHORTEST = 256  # tokens of a response
 _LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
+_CUTS = 4  # layouts of which a repair is looked for, where every one breaks a rule
 _ROOM = 6  # pairs of a kind for which all layouts are looked at, at most: that takes seconds each
 _ALIKE = 8 * GIB  # of memory, within which cards are about equal
 _ROOMY = 100_000.0  # GB of a GPU with which no rule about memory is broken
@@ -115,27 +116,26 @@ def _mending(config: Config, asked: Asked) -> dict[str, Any]:
     changed = _changed(config, wider)
     if _is_allowed(changed, asked):
         return wider
-    # What repairs the config as it is may be another layout or machine, with which the rule has nothing to say.
-    for broken in (changed, *_nearest_cut(changed, asked)):
-        if (found := repair.find(broken)) is None:
-            continue
+    return min(_mendings(changed, wider, asked), key=len, default=wider)
+
+
+def _mendings(changed: Config, wider: dict[str, Any], asked: Asked) -> Iterator[dict[str, Any]]:
+    """Yield such changes of the nearest repairs: that of the config as it is may be another layout or machine."""
+    for found in (fix for broken in (changed, *_nearest_cuts(changed, asked)) for fix in repair.find_all(broken)):
         mending = wider | {change.key: change.value for change in found.changes if _is_mending(change)}
-        if not _is_allowed(_changed(config, mending), asked):
-            continue
-        for key in mending.keys() - wider.keys():  # what another layout does without
-            fewer = {other: value for other, value in mending.items() if other != key}
-            mending = fewer if _is_allowed(_changed(config, fewer), asked) else mending
-        return mending
-    return wider
+        if _is_allowed(_changed(changed, mending), asked):
+            for key in mending.keys() - wider.keys():  # what another layout does without
+                fewer = {other: value for other, value in mending.items() if other != key}
+                mending = fewer if _is_allowed(_changed(changed, fewer), asked) else mending
+            yield mending
 
 
-def _nearest_cut(config: Config, asked: Asked) -> list[Config]:
-    """Return the layout that breaks the fewest rules, on GPUs with memory enough; an empty list if there is none."""
+def _nearest_cuts(config: Config, asked: Asked) -> list[Config]:
+    """Return layouts that break the fewest rules, on GPUs with memory enough."""
     search = _search(config, {}, asked)
     tried = [] if search is None else cuts.every(search.arch, config, asked.keep, search.models)
     roomy = [with_value(wanted, "cluster.gpu_memory_gb", _ROOMY) for wanted in tried]
-    broken = [len(judge(one, models=asked.models).broken) for one in roomy]
-    return roomy[broken.index(min(broken)) :][:1] if broken else []
+    return sorted(roomy, key=lambda one: len(judge(one, models=asked.models).broken))[:_CUTS]
 
 
 def _is_mending(change: Change) -> bool:

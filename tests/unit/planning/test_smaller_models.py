@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.loader import from_dict, load
+from gspo_hpc.config.paths import PRESETS
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import layouts
@@ -117,6 +118,21 @@ def test_what_every_layout_breaks_is_mended_also_where_the_config_lacks_memory()
     assert "breaks the rule cpus_per_task_suffice" in remedies.lacking(layouts.Search(config))
     (one,) = remedies.find(config)
     assert one.changes == {"slurm.cpus_per_task": 12} and one.text == "what fixes a rule that every layout breaks"
+
+
+def test_of_all_repairs_of_a_layout_one_that_layouts_leave_alone_is_taken() -> None:
+    """The nearest is a smaller engine, which is another layout, and there every one breaks the rule."""
+    config = load(PRESETS / "qwen3_235b_a22b_tp4_pp2_ep32.yaml", ["slurm.cpus_per_task=6"])
+    assert "breaks the rule cpus_per_task_suffice" in remedies.lacking(layouts.Search(config))
+    (one,) = remedies.find(config)
+    assert one.changes.keys() <= {"slurm.cpus_per_task", "reward.workers"} and one.headroom > 0.3
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_adapters_are_offered_where_the_whole_model_would_be_trained(nodes: int) -> None:
+    whole = made("Qwen3-32B", nodes, 8)
+    assert [idea.changes for idea in remedies._adapters(whole)] == [{"adapter.type": "lora"}]
+    assert not list(remedies._adapters(with_value(whole, "adapter.type", "lora")))
 
 
 def test_of_gpus_with_about_the_same_memory_the_one_most_like_this_one_comes_first() -> None:
