@@ -346,19 +346,38 @@ def _later() -> str:
     errors = {run.key: later_runs.estimated(run).rollout / run.seconds - 1.0 for run in later_runs.LATER}
     low, high = rates.RANGE
     inside = sum(low <= 1.0 / (1.0 + error) <= high for error in errors.values())
+    every = list(later_runs.PUBLISHED_MFU)
     with by_operations():
-        former = later_runs.utilization()
+        before = {run.key: later_runs.estimated(run).rollout / run.seconds - 1.0 for run in later_runs.LATER}
+        shares = _shares(later_runs.utilization(nodes) for nodes in every)
+    mixtures = [
+        f"{run.title} {before[run.key]:+.0%}" for run in later_runs.LATER if "-A" in run.title or "V3" in run.title
+    ]
     paragraphs = (
         f"""A reader looked for published runs that this page did not have, when all constants but `EXPERT_LAUNCH` were
-        as they are: {len(errors)} of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})). {inside} of them lie in
-        the range that `plan` prints. They are no part of any count above, nor of the range.""",
-        f"""verl publishes what share of the card's operations updates of the mixture reach on a node of 8 GPUs, which
-        by the rest of its page are H20: an [MFU of {later_runs.PUBLISHED_MFU:.2f}]({later_runs.VERL_MIXTURE}), with
-        TP 1 and EP 8. The estimate has {later_runs.utilization():.2f}. While passes over mixtures were taken to reach a
-        share of operations, it was {former:.2f}: by this figure seconds of each product are the better count
-        ([above](#what-was-changed-after-estimates-had-been-seen)).""",
+        as they are: {len(errors) - 1} of NeMo-RL 0.4 ([its page]({later_runs.LATER[0].source})) and one of verl
+        ([its page]({later_runs.VERL_MIXTURE})). {inside} of them lie in the range that `plan` prints. They are no part
+        of any count above, nor of the range. Before `EXPERT_LAUNCH` was changed, those of mixtures were, in this order,
+        {"; ".join(mixtures)}.""",
+        f"""verl publishes what share of the card's operations updates of Qwen3-30B-A3B reach with TP 1 and EP 8, on
+        GPUs that are H20 by the rest of its page: an MFU of {_shares(later_runs.PUBLISHED_MFU.values())} on
+        {_listed([8 * nodes for nodes in every])} GPUs. The estimate has
+        {_shares(later_runs.utilization(nodes) for nodes in every)}. While passes over mixtures were taken to reach a
+        share of operations, it was {shares}: by these figures seconds of each product are the better count
+        ([above](#what-was-changed-after-estimates-had-been-seen)). What theirs lose with more GPUs the estimate does
+        not have; and DeepSeek-V3, whose experts are larger, is farther off than before.""",
     )
     return "\n\n".join(map(_wrapped, paragraphs))
+
+
+def _listed(values: Iterable[object]) -> str:
+    """Return values as a text: with commas, and "and" before the last."""
+    *most, last = map(str, values)
+    return f"{', '.join(most)} and {last}"
+
+
+def _shares(values: Iterable[float]) -> str:
+    return _listed(f"{value:.2f}" for value in values)
 
 
 def _later_rows() -> str:

@@ -55,6 +55,8 @@ def alone(found: Converted) -> bool:
 def test_a_distillation_of_verl(more: str, estimator: str, weight: float, without_rewards: bool) -> None:
     found = convert(f"{VERL} {more}")
     assert signal(found) == ("big/model", estimator, weight, "loss") and alone(found) is without_rewards
+    told = any("it is read with use_task_rewards only" in item.why for item in found.left)
+    assert told is (without_rewards and "coef" in more)
     assert any("multiplied by the clipped ratio" in line for line in found.differs) is (estimator == "unbiased")
     assert any("10 at most" in line for line in found.differs) is (estimator == "k3")
 
