@@ -21,6 +21,14 @@ from gspo_hpc.planning.suggest import batches
 from gspo_hpc.system.terminal import paint
 from gspo_hpc.system.text import near_miss
 
+# Settings that no layout changes, and of which changes are offered where nothing fits.
+_OFFERED = frozenset(
+    {
+        *("cluster.nodes", "cluster.gpus_per_node", "cluster.gpu", "cluster.gpu_memory_gb", "adapter.type"),
+        *("rollout.max_response_length", "model.path"),
+    }
+)
+
 
 def suggest(
     name: str,
@@ -39,14 +47,15 @@ def suggest(
     if out is not None and out.exists():
         raise ValueError(f"--out {out} is there already; name another file")
     check_positive("--response-tokens", response_tokens)
-    for key in set(keep).difference(layouts.KEYS):
+    for key in set(keep).difference(layouts.KEYS, _OFFERED):
         if key in _keys():
             raise ValueError(f"--keep {key}: suggest never changes it, so it stays as it is; leave it out")
         hint = near_miss(key, layouts.KEYS) or f"\nwhat suggest chooses: {', '.join(layouts.KEYS)}"
         raise ValueError(f"--keep {key}: no such setting{hint}")
     if config.model.path is None:
         raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
-    found = layouts.find(config, frozenset(keep), limit, response_tokens)
+    chosen = frozenset(keep).intersection(layouts.KEYS)
+    found = layouts.find(config, chosen, limit, response_tokens)
     for text in cut(config, response_tokens):
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if sizes := batches.assumed(config):
@@ -54,7 +63,7 @@ def suggest(
         text = f"batch sizes are not given, so layouts are timed for {given}, as is usual"
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if not found:
-        _nothing_fits(config, frozenset(keep), response_tokens, as_json=as_json)
+        _nothing_fits(config, chosen, frozenset(keep) - chosen, response_tokens, as_json=as_json)
         return False
     if out is not None:
         with out.open("x", encoding="utf-8") as file:
@@ -96,13 +105,15 @@ def _keys() -> set[str]:
     return {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
 
 
-def _nothing_fits(config: Config, keep: frozenset[str], response_tokens: float | None, *, as_json: bool) -> None:
-    """Print that there is no layout, what is short, and the changes with which there is one."""
+def _nothing_fits(
+    config: Config, keep: frozenset[str], without: frozenset[str], response_tokens: float | None, *, as_json: bool
+) -> None:
+    """Print that there is no layout, what is short, and the changes with which there is one, but for those `without`."""
     from gspo_hpc.planning.suggest import remedies
 
     text = f"no layout of {config.world_size} {devices.plural(config.cluster)} holds this model and keeps every rule"
     short = remedies.lacking(layouts.Search(config, keep))
-    found = remedies.find(config, keep, response_tokens)
+    found = [one for one in remedies.find(config, keep, response_tokens) if not without.intersection(one.changes)]
     if as_json:
         print(json.dumps({"errors": [f"{text}: {short}"], "changes": [one.to_json() for one in found]}, indent=2))
         return

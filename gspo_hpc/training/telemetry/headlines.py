@@ -81,7 +81,8 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
     if reason == "done":
         named = shlex.quote(str(run))
         longer = "a higher run.max_steps goes on"
-        if config.optimizer.lr_decay_style != "constant":  # it has ended where the run does, so that cannot change
+        # A rate that decays has ended where the run does, and epochs are the run's own: neither can change.
+        if config.optimizer.lr_decay_style != "constant" or config.run.max_epochs is not None:
             longer = "its weights as model.path begin a longer run"
         more = "then a new run" if nothing else f"{own} export {named} --out FOLDER; {longer}"
         yield f"next: {own} report {named}, {more}", False

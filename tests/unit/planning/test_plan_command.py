@@ -303,3 +303,20 @@ def test_a_suggestion_can_be_pasted_however_narrow(
         ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=10
     ).stdout.split()
     assert len(words) >= 2 and main(["plan", preset, *words]) == 3
+
+
+def test_changes_that_are_ruled_out_are_not_offered_where_nothing_fits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "cluster: {gpus_per_node: 4, gpu: H200}\nmodel: {path: Qwen3-32B}\n"
+        "batch: {num_generations: 8, global_batch_size: 64, micro_batch_tokens: 8192}\n"
+        "rollout: {max_prompt_length: 1024, max_response_length: 4096}\n"
+    )
+
+    def offered(*words: str) -> set[str]:
+        assert main(["suggest", str(tmp_path / "c.yaml"), "--json", *words]) == 2
+        return {key for one in json.loads(capsys.readouterr().out)["changes"] for key in one["changes"]}
+
+    assert {"adapter.type", "model.path", "cluster.gpu"} <= offered()
+    assert {"adapter.type", "model.path"}.isdisjoint(offered("--keep", "adapter.type", "--keep", "model.path"))

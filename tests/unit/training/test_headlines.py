@@ -86,6 +86,9 @@ def test_a_longer_run_is_offered_as_it_can_be(style: str, longer: str, tmp_path:
     config = from_dict({"run": {"name": "demo", "max_steps": 8}, "optimizer": {"lr_decay_style": style}})
     *_, (text, _) = closing(config, steps([0.1, 0.4, 0.5, 0.9]), "done", tmp_path)
     assert text.endswith(f"--out FOLDER; {longer}")
+    epochs = from_dict({"run": {"name": "demo", "max_epochs": 2}, "optimizer": {"lr_decay_style": style}})
+    *_, (text, _) = closing(epochs, steps([0.1, 0.4, 0.5, 0.9]), "done", tmp_path)
+    assert text.endswith("begin a longer run")
     longer_run = from_dict({"run": {"name": "demo", "max_steps": 9}, "optimizer": {"lr_decay_style": style}})
     assert bool(refused_changes(config, longer_run)) is (style == "linear")
 
