@@ -108,7 +108,7 @@ def _keys() -> set[str]:
 def _nothing_fits(
     config: Config, keep: frozenset[str], without: frozenset[str], response_tokens: float | None, *, as_json: bool
 ) -> None:
-    """Print that there is no layout, what is short, and the changes with which there is one, but for those `without`."""
+    """Print that there is no layout, what is short, and the changes with which there is one, but `without` some."""
     from gspo_hpc.planning.suggest import remedies
 
     text = f"no layout of {config.world_size} {devices.plural(config.cluster)} holds this model and keeps every rule"
