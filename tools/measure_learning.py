@@ -3,7 +3,8 @@
 Trains once for each seed (an existing run is resumed, or only read if it is done) and prints a Markdown section with
 the accuracy by greedy decoding on unseen prompts before and after, the mean reward of each fifth of the steps, how much
 of the later updates of rollouts was clipped, and the time that training took. With `--cost` it prints what steps cost,
-too: medians of the seconds of a step, of its update and of weight syncs, and the most memory of a rank in an update.
+too: the mean of the seconds of a step, since only some of them generate, medians of those of an update and of a weight
+sync, and the most memory of a rank in an update.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def cost(records: list[dict[str, Any]]) -> str:
     steps = [record for record in records if record["step"] > 0]
     syncs = [record["seconds/sync"] for record in steps if record["seconds/sync"] > 0]
     cells = (
-        f"{statistics.median(record['seconds'] for record in steps):.1f}",
+        f"{statistics.fmean(record['seconds'] for record in steps):.1f}",
         f"{statistics.median(record['seconds/update'] for record in steps):.1f}",
         f"{statistics.median(syncs):.1f}" if syncs else "-",
         f"{max(record['runtime_memory_gib'] for record in steps):.1f}",

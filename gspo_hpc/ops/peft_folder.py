@@ -59,11 +59,13 @@ def settings(folder: Path) -> Adapter:
 
 
 def dtype_of(folder: Path) -> str:
-    """Return the dtype of the matrices in a folder of peft, as `model.dtype` names it; of several the widest."""
-    found = {
-        str(one.dtype).removeprefix("torch.") for one in hf_folder.tensors_of(folder / peft_config.WEIGHTS).values()
-    }
-    return next(name for name in ("float32", "float16", "bfloat16") if name in found)
+    """Return the dtype of the matrices in a folder of peft, as `model.dtype` names it; float32 where they have others.
+
+    Of several it is the first of float32, float16 and bfloat16.
+    """
+    stored = hf_folder.tensors_of(folder / peft_config.WEIGHTS).values()
+    found = {str(one.dtype).removeprefix("torch.") for one in stored}
+    return next((name for name in ("float32", "float16", "bfloat16") if name in found), "float32")
 
 
 def read(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], base: str | Path) -> dict[str, torch.Tensor]:
