@@ -70,7 +70,7 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
     if draft.given(lora.first) and str(draft.values[lora.first]).lower() not in _LIKE_OURS:
         text = "A is drawn and B is 0 here; another start takes a part of the base into the adapters, or other values"
         draft.drop(lora.first, text)
-        draft.assumed.append(f"{draft.label(lora.first)} {draft.values[lora.first]}: {text}")
+        draft.assumed.append(f"{draft.label(lora.first)}: {text}")
     for name in lora.others:
         if is_unset(draft.values.get(name)):
             draft.sure(name, "")  # reports it
