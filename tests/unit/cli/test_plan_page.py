@@ -56,7 +56,7 @@ def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str
         r"  fits    comfortable: [\d.]+ of the 139\.8 GiB of each H200-141GB \(update\); \d\d% are left", fits
     )
     assert re.match(r"  time    \d+ s a step \(\d+ to \d+\); \d+ s a rollout, of which generation takes \d+", time)
-    assert re.match(r"  run     \d+ hours for 400 steps, \d+ GPU-hours; \d+ at 2\.5 a GPU-hour", run)
+    assert re.match(r"  run     [\d.]+ hours for 400 steps, \d+ GPU-hours; \d+ at 2\.5 a GPU-hour", run)
     whole = "\n".join(page)
     update, step = re.search(r"update +\|[^|]+\| +([\d.]+)", whole), re.search(r": ([\d.]+) s a step", whole)
     assert update is not None and f" {update[1]} of the " in fits
