@@ -232,7 +232,7 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     **{f"{name}-single": (2, "qwen3-single", LORA, LAYOUTS[name]) for name in ("tp2", "tp2-sp")},
     **{
         name: (4, "llama-tied", LORA, PRODUCTS[name])
-        for name in ("tp2-dp2-distributed", "tp2-sp-cp2", "tp2-sp-pp2-vpp2")
+        for name in ("tp2-dp2-distributed", "tp2-sp-cp2", "tp2-sp-pp2-vpp2", "pp2-cp2", "cp4")
     },
     "tp4-sp-some": (4, "qwen2-tied", SOME, PRODUCTS["tp4-sp"]),
     # The embedding, too: the vocabulary of 101 tokens is filled up to equal parts of two and of four ranks.
@@ -255,7 +255,10 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "etp2-qwen3moe-float16": (2, "qwen3moe-untied", LORA, {"parallel": TP2 | SP, **HALF}),
     **{
         f"{name}-qwen3moe": (EXPERT_LAYOUTS[name][0], "qwen3moe-untied", LORA, EXPERT_LAYOUTS[name][1])
-        for name in ("ep2-distributed", "tp2-ep2-etp1", "tp2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice")
+        for name in (
+            *("ep2-distributed", "tp2-ep2-etp1", "tp2-etp1", "tp2-ep2-etp2", "pp2-ep2", "tp4-ep2", "ep2-twice"),
+            *("tp1-etp2", "tp2-etp1-distributed", "etp2-recomputed", "pp2-first3"),
+        )
     },
 }
 TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and layout
