@@ -88,6 +88,11 @@ def _in_double(words: list[Node], scope: Scope) -> bool | None:
     return None if held is None else held == (sign != "!=")
 
 
+def decided(words: list[Node], scope: Scope, double: bool) -> bool | None:
+    """Tell whether a test of these words holds, None if that is not known. `double`: they stand in [[ ]]."""
+    return _in_double(words, scope) if double else _joined(words, scope)
+
+
 def split_at(words: list[Node], sign: str) -> list[list[Node]]:
     """Return the words of a condition between those that are an operator."""
     parts: list[list[Node]] = [[]]

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
+from gspo_hpc.importers.scripts.builtins import required
 from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import line_of, source_of
 from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
@@ -159,6 +160,8 @@ def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> N
         scope.values = scope.values | started
     reader.branches -= 1
     reader.certain = was
+    if left == "exit" and node.type == "while_statement" and required.ends(reader, node, body, before):
+        return  # it goes on only where the condition is another one in a run
     if left in ("return", "exit", "done") and certain:  # in the first round, which there is
         reader.ended = left
     elif left == "return":

@@ -127,6 +127,7 @@ class Reader:
         for node in nodes:
             if node.is_named and node.type != "comment":
                 status = in_background(self, node) if is_job(node) else self.run(node)
+                required.errexit(self, node)
                 if self.ended:
                     break
         return status

@@ -87,6 +87,9 @@ def _condition(statement: Node | None) -> tuple[Node | None, list[Node], bool | 
             return parent, [parent.named_children[0]], parent.children[1].type == "||"
         if parent.type == "case_item" and parent.parent is not None:
             return parent.parent, [parent.parent.named_children[0]], None
+        if parent.type == "while_statement" and node == parent.named_children[-1]:
+            given = [child for child in parent.named_children[:-1] if child.type != "comment"]
+            return parent, given, parent.children[0].type == "until"
         if parent.type in ("if_statement", "elif_clause", "else_clause"):
             outer = parent if parent.type == "if_statement" else parent.parent
             of = outer if parent.type == "else_clause" else parent

@@ -10,12 +10,12 @@ from gspo_hpc.importers.scripts.scope import REST, is_unset
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
-_LETTERS = {"a": "allexport", "f": "noglob"}
-_NAMED = ("allexport", "pipefail", "noglob")
+_LETTERS = {"a": "allexport", "f": "noglob", "e": "errexit"}
+_NAMED = ("allexport", "pipefail", "noglob", "errexit")
 # Options that change nothing of what is followed here.
-_HARMLESS_LETTERS = set("euxvhbmCETHPB")
+_HARMLESS_LETTERS = set("uxvhbmCETHPB")
 _HARMLESS = set(
-    "errexit nounset xtrace verbose hashall notify monitor noclobber errtrace functrace histexpand history physical "
+    "nounset xtrace verbose hashall notify monitor noclobber errtrace functrace histexpand history physical "
     "braceexpand ignoreeof interactive-comments nolog emacs vi".split()
 )
 _SHOPT = ("extglob", "nocasematch", "expand_aliases")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts.builtins import filled
 from gspo_hpc.importers.scripts.conditions import leaves, plain, split_at
 from gspo_hpc.importers.scripts.parse import is_arithmetic, line_of, source_of
-from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, demanded, is_unset
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -37,6 +38,42 @@ def hold(reader: Reader, demands: Iterable[Demand], before: Mapping[str, Value])
         same = name.isdecimal() or scope.values.get(name) is before.get(name)  # not set again, to an equal text say
         if len(values) == 1 and same and (held is None or isinstance(held, Unknown) or is_unset(held)):
             give(reader, name, values[0], line_of(demands[0][0]))
+    fill(reader, demands, before)
+
+
+def fill(reader: Reader, demands: Iterable[Demand], before: Mapping[str, Value]) -> None:
+    """Set what is empty, and may not be where the script goes on, to what is not known: a run is given it."""
+    scope = reader.scope
+    for node, holds in demands:
+        for name in filled.of(node, holds, scope):
+            source = name
+            if name.isdecimal():
+                source = _passed(reader, int(name)) if reader.frames else ""
+                if any(frame and source in frame for frame in reader.frames):
+                    continue  # a local variable hides it
+            if source and not scope.get(source) and scope.values.get(source) == before.get(source):
+                scope.set(source, demanded(line_of(node)))
+
+
+def errexit(reader: Reader, node: Node) -> None:
+    """Set what a test by itself demands that ends the script if it fails (set -e)."""
+    alone = node.parent is not None and node.parent.type == "program"
+    if alone and not reader.frames and _tests(node) and node.type not in ("negated_command", "list"):
+        if reader.scope.mark("option", "errexit"):
+            hold(reader, [(node, True)], reader.scope.values)
+
+
+def ends(reader: Reader, loop: Node, body: Node, before: Mapping[str, Value]) -> bool:
+    """Tell whether a loop that ends the script is passed with other variables, which are set to what is not known."""
+    given = [child for child in loop.named_children if child.start_byte < body.start_byte and child.type != "comment"]
+    was = reader.scope.values
+    if len(given) == 1:
+        reader.scope.values = dict(before)
+        fill(reader, [(given[0], loop.children[0].type == "until")], before)
+        if reader.scope.values != before:
+            return True
+        reader.scope.values = was
+    return False
 
 
 def give(reader: Reader, name: str, value: str, line: int) -> None:
