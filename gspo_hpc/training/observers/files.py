@@ -42,8 +42,9 @@ class MetricsFile(StepObserver):
         self._run, self._last_step = run, last_step
 
     def step(self, record: dict[str, Any]) -> None:
-        """Append the record; that of the last step says what the run learnt, to trackers and to all that read it."""
-        self._run.append_metrics(record | self._learnt(record))
+        """Append the record; that of the last step gets what the run learnt, for all observers that come after."""
+        record |= self._learnt(record)
+        self._run.append_metrics(record)
 
     def _learnt(self, record: dict[str, Any]) -> dict[str, float]:
         if record["step"] != self._last_step:
