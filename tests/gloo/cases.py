@@ -305,7 +305,7 @@ def adapted(model: str, world: int, count: int = 3, **sections: Any) -> Arrays:
     drawn = matrices.first_values(7)
 
     def values(name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """What begins as zeros is drawn like the other matrix: else that has no gradient."""
+        """Values of which none begins as zeros: else the other matrix has no gradient."""
         if is_of_embedding(name):
             return 0.1 * drawn(name.replace("lora_A", "lora_B"), shape)
         return drawn(name.replace("lora_B", "lora_A"), shape)

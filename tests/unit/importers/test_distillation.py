@@ -33,7 +33,7 @@ def signal(found: Converted) -> tuple[Any, ...]:
 
 
 def alone(found: Converted) -> bool:
-    """Whether the YAML says that no function grades, and asks for none."""
+    """Return whether the YAML says that no function grades, and asks for none."""
     needed = found.text.partition("# A run also needs:")[2].partition("# Carried over:")[0]
     assert ("functions: []" in found.text) is ("reward.functions" not in needed), found.text
     return "functions: []" in found.text

@@ -82,7 +82,7 @@ def test_a_run_without_a_step_says_so(tmp_path: Path) -> None:
     [("constant", "a higher run.max_steps goes on"), ("linear", "its weights as model.path begin a longer run")],
 )
 def test_a_longer_run_is_offered_as_it_can_be(style: str, longer: str, tmp_path: Path) -> None:
-    """Where the learning rate decays over the run, `run.max_steps` cannot change."""
+    """`run.max_steps` cannot change while the learning rate decays over the run."""
     config = from_dict({"run": {"name": "demo", "max_steps": 8}, "optimizer": {"lr_decay_style": style}})
     *_, (text, _) = closing(config, steps([0.1, 0.4, 0.5, 0.9]), "done", tmp_path)
     assert text.endswith(f"--out FOLDER; {longer}")
