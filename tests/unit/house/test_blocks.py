@@ -102,7 +102,7 @@ def starts(text: str) -> list[list[str]]:
 def test_settings_of_marked_blocks_make_a_plan(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blocks that take minutes or a cluster are planned here: a renamed setting or a broken rule would end it at once."""
+    """Blocks that take minutes or a cluster are planned here: a renamed setting or broken rule would end it at once."""
     text = page.read_text("utf-8")
     blocks.furnish(tmp_path, text)
     for block in blocks.blocks(text):
