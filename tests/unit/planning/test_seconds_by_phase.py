@@ -205,7 +205,7 @@ def test_a_sync_on_shared_gpus_has_seconds_beside_its_bytes() -> None:
 
 
 def test_a_pipeline_waits_once_for_its_stages_and_less_in_chunks() -> None:
-    """Micro-batches, b of them on p stages, take (1 + (p - 1) / b) times as long; with v chunks a stage waits a v-th."""
+    """Micro-batches, b of them on p stages, take (1 + (p - 1) / b) times as long; v chunks wait a v-th."""
 
     def seconds(tokens: int, chunks: int | None = None) -> float:
         parallel = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": chunks}
