@@ -94,6 +94,7 @@ def main() -> None:
         rows.append(row(seed, records) + (cost(records) if arguments.cost else ""))
     seeds = " ".join(map(str, arguments.seeds))
     line = " ".join(["python tools/measure_learning.py", str(arguments.config), *arguments.overrides, "--seeds", seeds])
+    line += " --cost" * arguments.cost
     print(f"## {arguments.config}\n\n`{line}`, {date.today()}, {len(os.sched_getaffinity(0))} CPU cores")
     print(f"({platform.machine()}), Python {platform.python_version()}.\n")
     columns = COLUMNS + (COST if arguments.cost else ())

@@ -67,20 +67,21 @@ def put(draft: Draft, chosen: str, lora: Lora) -> None:
             draft.differs.append(f"{lora.dropout} {share:g}, the default there: {text}")
     else:
         draft.credit("adapter.dropout", lora.dropout)
-    if draft.given(lora.first) and str(draft.values[lora.first]).lower() not in _LIKE_OURS:
-        text = "A is drawn and B is 0 here; another start takes a part of the base into the adapters, or other values"
-        draft.drop(lora.first, text)
-        draft.assumed.append(f"{draft.label(lora.first)}: {text}")
-    for name in lora.others:
+    for name in (lora.first, *lora.others):
+        first = name == lora.first
         if is_unset(draft.values.get(name)):
             draft.sure(name, "")  # reports it
-        if draft.given(name) and str(draft.values[name]).lower() not in ("false", "none", "[]", "{}"):
-            text = "it changes what is trained, and adapters have nothing of the kind here"
+        elif draft.given(name) and str(draft.values[name]).lower() not in (_LIKE_OURS if first else _NONE):
+            text = _STARTS if first else "it changes what is trained, and adapters have nothing of the kind here"
             draft.drop(name, text)
             draft.assumed.append(f"{draft.label(name)}: {text}")
+        elif first:
+            draft.drop(name, "A is drawn and B is 0 here, too")
 
 
+_NONE = ("false", "none", "[]", "{}")
 _LIKE_OURS = ("true", "gaussian", "orthogonal")  # where B begins as 0, whatever A is
+_STARTS = "A is drawn and B is 0 here; another start takes a part of the base into the adapters, or other values"
 
 
 def _number(draft: Draft, key: str, value: float, name: str, lora: Lora) -> None:
@@ -93,8 +94,7 @@ def _number(draft: Draft, key: str, value: float, name: str, lora: Lora) -> None
 def _targets(draft: Draft, lora: Lora) -> None:
     given = [item for text in _without_commas(draft, lora) for item in text.replace(",", " ").split()]
     if any(is_unset(item) for item in given):
-        draft.sure(lora.targets, "")
-        given = []
+        given = draft.texts(lora.targets, known=True)  # none, and reports it
     if not given and draft.given(lora.targets) and not is_unset(str(draft.values[lora.targets])):
         draft.wrong(lora.targets, "must name linear layers")
     if not given:
@@ -153,13 +153,13 @@ def of_folder(draft: Draft, name: str, rank: str) -> None:
     folder = draft.text(name)
     if not folder:
         return
-    if "adapter.type" in draft.settings:
-        draft.assumed.append(
-            f"{draft.label(name)}: verl takes rank, scale and layers from the folder's adapter_config.json, and "
-            f"{draft.label(rank)} for its engines; adapter.rank, alpha and targets have to be the folder's"
-        )
-    else:
+    alone = "adapter.type" not in draft.settings
+    if alone:
         draft.put("adapter.type", "lora", comment="lora_adapter_path alone switches them on", of=(name,))
+    draft.assumed.append(
+        f"{draft.label(name)}: verl takes rank, scale and layers from the folder's adapter_config.json"
+        f"{'' if alone else f', and {draft.label(rank)} for its engines'}; here adapter.rank, alpha and targets say so"
+    )
     draft.keep("adapter.path", name, folder)
 
 
@@ -173,6 +173,7 @@ _LORA = Lora(
     rank_default=16,
     targets_default=PEFT,
     dropout_default=0.05,
+    first="init_lora_weights",
     others=("lora_modules_to_save", "lora_target_parameters", "use_dora"),
 )
 # What makes the adapters in a Python file -> its own defaults.

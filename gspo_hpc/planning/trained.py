@@ -20,8 +20,8 @@ def adapter(config: Config) -> str | None:
     targets = adapters.targets(config)
     every, named = targets.issuperset(TARGETS), [one for one in TARGETS if one in targets]
     where = ", ".join((["all linear layers"] if every else named) + ["the embedding"] * (EMBEDDING in targets))
-    where = where or "no layer"
-    arch = architecture.find(config)
+    arch = architecture.find(config) if where else None
+    where = where or f"{', '.join(config.adapter.targets)}, which names no layer that can have one"
     words = f"LoRA of rank {config.adapter.rank} on {where}"
     if arch is None:
         return words

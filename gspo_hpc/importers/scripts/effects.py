@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.builtins import calls, demands, launchers, options, reading
+from gspo_hpc.importers.scripts.builtins import calls, demands, emptied, launchers, options, reading
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
@@ -34,6 +34,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
     name, *rest = words
     scope = reader.scope
     reader.staged = False
+    emptied.note(scope, reader.statement)
     if name in reader.aliases and scope.mark("option", "expand_aliases") is not False:
         raise ValueError(f"line {line}: {name} is an alias (shopt -s expand_aliases): write out what it stands for")
     if name in reader.functions and not outside and len(reader.frames) < calls.DEEPEST:
@@ -123,6 +124,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
 def assign(reader: Reader, node: Node) -> None:
     """Follow NAME=value, NAME+=value, NAME=(...) and NAME[key]=value."""
     scope = reader.scope
+    emptied.note(scope, node)
     name, adds = node.named_children[0], node.children[1].type == "+="
     given = node.named_children[1] if len(node.named_children) > 1 else None
     key = source_of(name).partition("[")[0]

@@ -108,6 +108,7 @@ class Scope:
     ended: dict[str, str] = field(default_factory=dict)  # local variables of calls that are over -> why not known
     depth: int = 0  # functions around the present words whose output is followed
     followed: int = 0  # calls of functions whose output was followed
+    emptied: dict[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""

@@ -57,6 +57,7 @@ class Script:
     blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
     read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
     required: tuple[str, ...] = ()  # sentences on variables without whose values it ends
+    emptied: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
 
 
 class TooLongError(ValueError):
@@ -80,8 +81,9 @@ def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = 
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    read, needed = tuple(dict.fromkeys(reader.read)), tuple(dict.fromkeys(reader.required))
-    return Script(reader.found, reader.possible, reader.exit_line, blanks_after_backslash(text), read, needed)
+    read, needed, empty = dict.fromkeys(reader.read), dict.fromkeys(reader.required), reader.scope.emptied
+    blanks = blanks_after_backslash(text)
+    return Script(reader.found, reader.possible, reader.exit_line, blanks, (*read,), (*needed,), empty)
 
 
 class Reader:

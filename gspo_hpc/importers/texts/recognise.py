@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
+from gspo_hpc.importers.scripts.builtins import emptied
 from gspo_hpc.importers.scripts.scope import directives, is_launched
 from gspo_hpc.importers.scripts.shell import Command, Script, follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
@@ -156,6 +157,8 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
         raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
     (found,) = runs
     notes += script.required
+    flag = "" if found.source == "verl" else "--"
+    notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag)
     if script.blanks:
         lines = ", ".join(map(str, script.blanks))
         notes.append(

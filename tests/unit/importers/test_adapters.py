@@ -94,6 +94,35 @@ def test_verl_begins_with_a_folder_whatever_rank_it_is_given() -> None:
     assert (found.config.adapter.rank, found.config.adapter.path) == (8, "/adapters")
     assert any("takes rank, scale and layers from the folder" in line for line in found.assumed)
     assert given(f"{VERL} {MODEL}.lora_rank=8").config.adapter.path is None
+    alone = given(f"{VERL} {MODEL}.lora_rank=0 {MODEL}.lora_adapter_path=/adapters")
+    assert alone.config.adapter.path == "/adapters"
+    assert any("adapter.rank, alpha and targets say so" in line for line in alone.assumed)
+
+
+@pytest.mark.parametrize("start", ['"pissa"', '"olora"', '"eva"', "False", "INIT"])
+def test_another_start_of_peft_is_told(start: str) -> None:
+    found = given(f"{HEAD}{TRAINED.format(f', peft_config=LoraConfig(r=4, init_lora_weights={start})')}")
+    assert any(line.startswith("init_lora_weights=") for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(r=4, init_lora_weights=True)')}",
+        f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(r=4, init_lora_weights=`gaussian`)').replace('`', chr(34))}",
+        f"{HF} --init_weights true",
+    ],
+)
+def test_a_start_as_here_is_no_warning_and_not_without_counterpart(text: str) -> None:
+    found = given(text)
+    (argument,) = (argument for argument in found.left if argument.name in ("init_weights", "init_lora_weights"))
+    assert argument.why == "A is drawn and B is 0 here, too"
+    assert not any("init_" in line for line in found.assumed)
+
+
+def test_layers_of_which_one_is_not_known_are_the_default_and_open() -> None:
+    found = given(f"{TRL} --use_peft --lora_target_modules $(t) v_proj")
+    assert found.config.adapter.targets == ("q_proj", "v_proj") and any("$(t) v_proj" in line for line in found.open)
 
 
 def test_the_scale_by_the_root_of_the_rank_becomes_one_by_the_rank() -> None:

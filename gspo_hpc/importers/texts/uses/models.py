@@ -16,7 +16,8 @@ from gspo_hpc.importers.texts.trainers import TRAINER
 # Arguments of peft's LoraConfig, and of Unsloth's get_peft_model, by TRL's names for them.
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
          "target_modules": "lora_target_modules", "target_parameters": "lora_target_parameters",
-         "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_dora": "use_dora"}  # fmt: skip
+         "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_dora": "use_dora",
+         "init_lora_weights": "init_lora_weights"}  # fmt: skip
 _LOADED = {"model_name": "model_name_or_path", "load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit",
            "gpu_memory_utilization": "vllm_gpu_memory_utilization", "revision": "model_revision"}  # fmt: skip
 _PRECISIONS = {"load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning"}

@@ -1,0 +1,74 @@
+"""Arguments that are empty by a variable are told, however the script tests it: that a run had one is likely (2 s)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import Converted, convert
+
+RUN = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8 "
+VERL = (
+    "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=t data.train_batch_size=8 "
+    "actor_rollout_ref.model.path=q actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
+    "trainer.n_gpus_per_node=8 "
+)
+FOLDER = "actor_rollout_ref.model.lora_adapter_path"
+LORA = RUN + "--tuner_type lora "
+
+
+def told(text: str) -> list[str]:
+    found: Converted = convert(text)
+    assert "is empty, since" not in found.text or any("is empty, since" in line for line in found.assumed)
+    return [line for line in found.assumed if "is empty, since" in line]
+
+
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [
+        ('A="${A:-}"\nB=$A\n[ -d "$B" ] || exit 1\n', "A"),
+        ('A="${A:-}"\nls "$A" || exit 1\n', "A"),
+        ('A="${1:-}"\nneed() { local d=$1; [ -d "$d" ] || exit 1; }\nneed "$A"\n', "A"),
+        ('set -e\nA=""\nf() { [ -d "$A" ]; }\nf\n', "A"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("run", "option"),
+    [
+        (f'{LORA}--adapters "$A"\n', "--adapters"),
+        (f"{LORA}--adapters \\\n  $A --lora_rank 4\n", "--adapters"),
+        (f"{LORA}--adapters=${{A}} --lora_rank 4\n", "--adapters"),
+        (f'ARGS="--lora_rank 4 --adapters $A"\n{LORA}$ARGS\n', "--adapters"),
+        (f'ARGS=(--adapters "$A" --lora_rank 4)\n{LORA}"${{ARGS[@]}}"\n', "--adapters"),
+        (f'run() {{ {LORA}"$@"; }}\nrun --adapters "$A"\n', "--adapters"),
+        (f"{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=$A\n", FOLDER),
+    ],
+)
+def test_an_argument_that_is_empty_by_a_variable_is_told(before: str, name: str, run: str, option: str) -> None:
+    (line,) = told(before + run)
+    assert line.startswith(f"{option} is empty, since ${name} is (line ") and f"write {name}=VALUE" in line
+
+
+def test_the_line_is_that_of_the_option_and_a_default_may_stand_there() -> None:
+    (line,) = told(f"{LORA}\\\n --lora_rank 4 \\\n --adapters ${{ADAPTERS:-}}\n")
+    assert line.startswith("--adapters is empty, since $ADAPTERS is (line 3)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{LORA}--adapters ""\n',  # empty by its own text
+        f'A=\necho --adapters "$A"\n{LORA}--adapters x\n',  # of another command, and the run has one
+        f"A=out\n{LORA}--adapters $A\n",
+        f"A=\n{LORA}--adapters x$A\n",  # a part of a value
+        f"A=\n{LORA}--lora_rank 4 ${{A:+--adapters $A}}\n",  # not given at all
+        f'A=\nif [ -n "$A" ]; then X="--adapters $A"; fi\n{LORA}$X\n',
+        f'A=\nX="--adapters $A"\nX=\n{LORA}$X\n',
+    ],
+)
+def test_nothing_is_told_of_an_argument_that_is_not_empty_by_a_variable(text: str) -> None:
+    assert not told(text)
+
+
+def test_a_variable_that_the_script_never_sets_is_still_open() -> None:
+    found = convert(f"{LORA}--adapters $A\n")
+    assert not told(f"{LORA}--adapters $A\n") and any("$A" in line for line in found.open)
