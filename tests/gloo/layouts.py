@@ -511,8 +511,8 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
             {"model": str(models[model]), **by_merging(given), **sections},
         )
     for name, (world, model, sections) in ADAPTED_BESIDE.items():
-        given = {"adapter": LORA["adapter"] | {"engine": "adapters"}, "model": str(models[model])}
-        worlds[world][f"adapted-beside-{name}"] = ("beside", given | sections)
+        beside: dict[str, Any] = {"adapter": LORA["adapter"] | {"engine": "adapters"}, "model": str(models[model])}
+        worlds[world][f"adapted-beside-{name}"] = ("beside", beside | sections)
     for name, (world, sections) in ADAPTED_SAVED.items():
         adapted = {"model": str(models[saved_model(name)]), **saved_adapters(name)}
         of_one = {**adapted, **MOVING, "folder": str(folder / f"adapters-{saved_one(name)}")}
