@@ -158,7 +158,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
     (found,) = runs
     notes += script.required
     flag = "" if found.source == "verl" else "--"
-    notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag)
+    notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag, text)
     if script.blanks:
         lines = ", ".join(map(str, script.blanks))
         notes.append(

@@ -42,8 +42,7 @@ def _type(plan: PlanBuilder) -> Iterator[str]:
     adapter = plan.config.adapter
     if _adapted(plan) or "type" in adapter.model_fields_set:  # null means that the whole model is wanted
         return
-    fields = type(adapter).model_fields.items()
-    given = [f"adapter.{name}" for name, field in fields if getattr(adapter, name) != field.default]
+    given = [f"adapter.{name}" for name in type(adapter).model_fields if name in adapter.model_fields_set]
     if given:
         verb = "are" if len(given) > 1 else "is"
         yield (

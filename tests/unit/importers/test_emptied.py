@@ -40,6 +40,13 @@ def told(text: str) -> list[str]:
         (f'ARGS="--lora_rank 4 --adapters $A"\n{LORA}$ARGS\n', "--adapters"),
         (f'ARGS=(--adapters "$A" --lora_rank 4)\n{LORA}"${{ARGS[@]}}"\n', "--adapters"),
         (f'run() {{ {LORA}"$@"; }}\nrun --adapters "$A"\n', "--adapters"),
+        (f'{LORA}--adapters "${{A%/}}"\n', "--adapters"),
+        (f'{LORA}--adapters "${{A:-${{Z:-}}}}"\n', "--adapters"),
+        (f'{LORA}--adapters "$(echo $A)"\n', "--adapters"),
+        (f'Z=\n{LORA}--adapters "$A$Z"\n', "--adapters"),
+        (f'A=($A)\n{LORA}--adapters "${{A[@]}}"\n', "--adapters"),
+        (f"{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=\"'$A'\"\n", FOLDER),
+        (f'{VERL}actor_rollout_ref.model.lora_rank=8 "{FOLDER}=$A"\n', FOLDER),
         (f"{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=$A\n", FOLDER),
     ],
 )
@@ -56,8 +63,30 @@ def test_the_line_is_that_of_the_option_and_a_default_may_stand_there() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f'A=\nX=(--lora_rank 4)\nX+=(--adapters)\nX+=("$A")\n{LORA}"${{X[@]}}"\n',
+        f'A=\nO=--adapters\n{LORA}$O "$A"\n',
+        f'A=\n{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=\\"$A\\"\n',
+    ],
+)
+def test_an_argument_that_a_script_empties_in_another_way_is_told(text: str) -> None:
+    assert any("is empty as the script makes it" in line for line in convert(text).assumed)
+
+
+def test_an_argument_of_a_function_is_written_where_it_stands() -> None:
+    (line,) = told(f'run() {{ {LORA}--adapters "$1"; }}\nA=\nrun "$A"\n')
+    assert line.endswith("if the original run was started with it, write its value there")
+
+
+def test_a_part_of_a_text_that_is_no_word_is_no_mistake() -> None:
+    assert convert(f"A=\nbash -c '{LORA}--beta 0.1 --adapters \"$A\"'\n").config.adapter.type == "lora"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         f'{LORA}--adapters ""\n',  # empty by its own text
         f'A=\necho --adapters "$A"\n{LORA}--adapters x\n',  # of another command, and the run has one
+        f'A=\necho --adapters "$A"\n{LORA}--adapters ""\n',
         f"A=out\n{LORA}--adapters $A\n",
         f"A=\n{LORA}--adapters x$A\n",  # a part of a value
         f"A=\n{LORA}--lora_rank 4 ${{A:+--adapters $A}}\n",  # not given at all

@@ -72,6 +72,7 @@ def test_what_is_refused(adapter: dict[str, Any], sections: dict[str, Any], rule
     ("adapter", "words"),
     [
         ({"rank": 16, "alpha": 16.0}, "adapter.rank, adapter.alpha are given without adapter.type"),
+        ({"rank": 8}, "adapter.rank is given without adapter.type"),  # its default
         ({"path": "nowhere"}, "adapter.path is given without adapter.type, so the whole model would be trained"),
     ],
 )
