@@ -12,7 +12,7 @@ from gspo_hpc.system.redact import without_secrets
 
 _OURS = Config()
 _WIDTH = 118
-OFF = "switched off in the original run, and absent here"
+OFF = "switched off or empty in the original run, and absent here"
 AHEAD = (
     "generates and trains at the same time, by a trainer that is not read: here, rollout.mode server with "
     "rollout.max_staleness does so"

@@ -55,6 +55,7 @@ def test_a_killed_run_equals_the_one_left_alone(tiny_config: Path, finished: Pat
     harness.wait_for(lambda: harness.last_step(run_dir) == 3, process, log)
     harness.kill(process)
     assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
+    assert "from step" in log.read_text().rpartition("attempt 2,")[2][:40], "it resumed from no checkpoint"
     assert harness.comparable(run_dir) == harness.comparable(finished)
     assert harness.samples(run_dir) == harness.samples(finished)
 

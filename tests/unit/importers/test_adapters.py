@@ -111,6 +111,7 @@ def test_another_start_of_peft_is_told(start: str) -> None:
         f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(r=4, init_lora_weights=True)')}",
         f"{HEAD}{TRAINED.format(', peft_config=LoraConfig(r=4, init_lora_weights=`gaussian`)').replace('`', chr(34))}",
         f"{HF} --init_weights true",
+        f"{HF} --init_weights orthogonal",
     ],
 )
 def test_a_start_as_here_is_no_warning_and_not_without_counterpart(text: str) -> None:

@@ -63,10 +63,9 @@ def told(emptied: Mapping[str, tuple[str, int]], values: Mapping[str, Any], flag
             continue
         variable, line = emptied.get(name.replace("-", "_"), ("", 0))
         if variable:
-            write = "its value there" if variable.isdecimal() else f"{variable}=VALUE in the first line of the script"
             yield (
-                f"{flag}{name} is empty, since ${variable} is (line {line}): if the original run was started with it, "
-                f"write {write}"
+                f"{flag}{name} is empty, since ${variable} is (line {line}): if the original run had a value, write it "
+                "out there"
             )
         elif isinstance(value, str | list) and value != []:
             yield f"{flag}{name} is empty as the script makes it: if the original run had a value, write it out there"
