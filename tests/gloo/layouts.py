@@ -250,6 +250,7 @@ ADAPTED: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "ep2-mixtral": (2, "mixtral-untied", LORA, EXPERT_LAYOUTS["ep2"][1]),
     "etp2-qwen2moe": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
     "pp2-vpp2-qwen3moe": (2, "qwen3moe-untied", LORA, LAYOUTS["pp2-vpp2"]),
+    "cp2-qwen3moe": (2, "qwen3moe-untied", LORA, LAYOUTS["cp2"]),
     "cp2-ep2-qwen3moe": (2, "qwen3moe-untied", LORA, EXPERT_LAYOUTS["cp2-ep2"][1]),
     "ep2-qwen3moe-bfloat16": (2, "qwen3moe-untied", LORA, {"model_dtype": "bfloat16", "parallel": EP2, **DISTRIBUTED}),
     "etp2-qwen3moe-float16": (2, "qwen3moe-untied", LORA, {"parallel": TP2 | SP, **HALF}),
@@ -340,6 +341,7 @@ ADAPTED_KEPT: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "one-experts": (1, "qwen2moe-tied", LORA, {}),
     "one-experts-some": (1, "qwen3moe-untied", SOME, {}),
     "etp2-experts": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["etp2"][1]),
+    "ep2-experts": (2, "qwen2moe-tied", LORA, EXPERT_LAYOUTS["ep2"][1]),
 }
 # Adapters beside the weights of an engine: ranks, model, layout and dtype.
 ADAPTED_BESIDE: dict[str, tuple[int, str, dict[str, Any]]] = {

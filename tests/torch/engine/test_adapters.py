@@ -41,7 +41,9 @@ class Manager:
         return dict(self.registered)
 
     def add_adapter(self, made: Any) -> None:
-        """Take a version."""
+        """Take a version, unless there is one of its number, as vLLM does."""
+        if made.id in self.registered:
+            return
         self.given = dict(made.loras)
         parts = [made.loras.pop(f"{LAYER}.{name}", None) for name in ("q_proj", "k_proj", "v_proj")]
         made.loras[f"{LAYER}.qkv_proj"] = parts
@@ -71,6 +73,14 @@ def test_all_matrices_arrive_whatever_the_models_mapper_of_names_is() -> None:
         assert torch.equal(found.lora_a, MATRICES[f"{LAYER}.{name}.lora_A"].bfloat16())
         assert torch.equal(found.lora_b, MATRICES[f"{LAYER}.{name}.lora_B"].bfloat16()) and found.scaling == 2.0
     assert manager.active == [3] and list(manager.registered) == [3]
+
+
+def test_what_vllm_left_under_the_number_of_a_version_is_replaced() -> None:
+    """Its trial runs use the first numbers, and it keeps what it has under a number that comes again."""
+    manager = Manager(f"{LAYER}.qkv_proj", f"{LAYER}.o_proj")
+    manager.registered[3] = None
+    loader.install(model(manager), BUCKET, MATRICES)
+    assert list(manager.registered) == [3] and manager.registered[3] is not None and manager.given
 
 
 def test_a_matrix_without_a_layer_is_refused() -> None:

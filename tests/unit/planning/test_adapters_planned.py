@@ -104,6 +104,16 @@ def test_each_expert_has_adapters_of_its_own(sizes: dict[str, int]) -> None:
     assert (count.dense, count.experts) == (adapters.of_layers(arch, config, range(48)).total, held.total)
 
 
+@pytest.mark.parametrize(("ep", "etp"), [(1, 2), (8, 1), (8, 2), (4, 4)])
+def test_copies_of_a_are_those_of_the_experts_of_a_rank(ep: int, etp: int) -> None:
+    """Qwen3-30B-A3B: 48 layers of 128 experts, 2048 wide, 4096 of heads, and 768 of an expert's MLP."""
+    sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp}
+    config = made(model={"path": "Qwen3-30B-A3B"}, parallel=sizes)
+    attention, expert = 3 * 2048 + 4096 // 2, 2 * 2048 + 768 // etp
+    found = adapters.joined(arch_of(config), config, range(48))
+    assert found == 32 * 48 * (attention + 128 // ep * expert)
+
+
 def test_a_token_is_multiplied_with_the_adapters_of_its_experts() -> None:
     config = made(model={"path": "Qwen3-30B-A3B"})
     found = time.sizes(arch_of(config), config)

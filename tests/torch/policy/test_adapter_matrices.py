@@ -1,4 +1,7 @@
-"""First values of adapters beside what peft draws (2 s): another spread, or one draw for all layers or seeds."""
+"""First values of adapters beside what peft draws, and merged weights beside float64 (3 s).
+
+They would catch another spread, one draw for all layers or seeds, and a weight in 16 bits that is rounded twice.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import peft
 import pytest
 import torch
 
+from gspo_hpc.policy.adapters import lora
 from gspo_hpc.policy.adapters.matrices import first_values
 
 INPUTS, OUTPUTS, RANK = 768, 512, 16
@@ -49,3 +53,21 @@ def test_values_depend_on_seed_and_layer_alone() -> None:
     for other in (drawn(2, 0), drawn(1, 1)):
         both = torch.stack([first.flatten(), other.flatten()])
         assert abs(torch.corrcoef(both)[0, 1].item()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_merged_weight_of_16_bits_is_rounded_once(dtype: torch.dtype) -> None:
+    """A product that is rounded first moves a fifth of the elements by a step; sums in fp32 move the rare near-ties."""
+    generator = torch.Generator().manual_seed(5)
+    weight, a, b = (
+        torch.randn(shape, generator=generator) * size
+        for shape, size in (((OUTPUTS, INPUTS), 0.02), ((RANK, INPUTS), 0.03), ((OUTPUTS, RANK), 0.03))
+    )
+    weight = weight.to(dtype)
+    exact = weight.double() + 2.0 * (b.double() @ a.double())
+    allowed = exact.numel() // 1000  # sums of fp32 that fall on the other side of a middle
+    assert (lora.added(weight, lora.product(a, b), 2.0) != exact.to(dtype)).sum().item() < allowed
+    twice = weight + (2.0 * (b @ a)).to(dtype)
+    assert (twice != exact.to(dtype)).sum().item() > 100 * allowed
+    rows = lora.added_to_rows(weight, b.t().contiguous(), a.t().contiguous(), 2.0)
+    assert (rows != exact.to(dtype)).sum().item() < allowed
