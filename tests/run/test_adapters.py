@@ -207,6 +207,7 @@ def test_a_run_that_begins_with_adapters_resumes_from_the_same_alone(
     assert "has other adapters than those that this run began with" in refused.read_text()
     shutil.copy(kept, file)
     assert harness.finish(harness.start(command, log), log) == 0, log.read_text()[-3000:]
+    assert "from step" in log.read_text().rpartition(", attempt ")[2][:40], "it resumed from no checkpoint"
     assert harness.comparable(other) == harness.comparable(one)
     assert harness.samples(other) == harness.samples(one)
 
