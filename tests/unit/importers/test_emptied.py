@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo_hpc.importers.convert import Converted, convert
+from gspo_hpc.importers.convert import convert
 
 RUN = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8 "
 VERL = (
@@ -17,9 +17,7 @@ LORA = RUN + "--tuner_type lora "
 
 
 def told(text: str) -> list[str]:
-    found: Converted = convert(text)
-    assert "is empty, since" not in found.text or any("is empty, since" in line for line in found.assumed)
-    return [line for line in found.assumed if "is empty, since" in line]
+    return [line for line in convert(text).assumed if "is empty, since" in line]
 
 
 @pytest.mark.parametrize(
@@ -106,3 +104,10 @@ def test_nothing_is_told_of_an_argument_that_is_not_empty_by_a_variable(text: st
 def test_a_variable_that_the_script_never_sets_is_still_open() -> None:
     found = convert(f"{LORA}--adapters $A\n")
     assert not told(f"{LORA}--adapters $A\n") and any("$A" in line for line in found.open)
+
+
+def test_looking_for_empty_values_changes_no_variable() -> None:
+    """Each of these words counts up where bash expands it, once."""
+    text = 'i=0\nX=(0.1 0.2 0.3)\nARGS="--beta ${X[i++]} --temperature ${X[i++]}"\necho --seed ${X[i++]}\n'
+    found = convert(f"{text}{RUN}$ARGS --max_steps $i\n").config
+    assert (found.algorithm.kl_beta, found.rollout.temperature, found.run.max_steps) == (0.1, 0.2, 3)

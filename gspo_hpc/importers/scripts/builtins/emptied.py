@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
@@ -29,11 +31,12 @@ def note(scope: Scope, statement: Node | None) -> None:
     if statement is None or b"$" not in (statement.text or b""):
         return
     source = source_of(statement)
+    aside = replace(scope, **{one.name: copy(getattr(scope, one.name)) for one in fields(scope)})  # ${X[i++]} counts up
     for match in _VALUE.finditer(source):
         value = match[2]
         if value.count('"') % 2:  # the quote that ends the text in which the option stands
             value = value.removesuffix('"')
-        if (named := _NAME.search(value)) is None or not _is_nothing(value, scope):
+        if (named := _NAME.search(value)) is None or not _is_nothing(value, aside):
             continue
         line = line_of(statement) + source.count("\n", 0, match.start(1))
         scope.emptied[match[1].replace("-", "_")] = (named[1], line)
