@@ -17,7 +17,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft, Source
 from gspo_hpc.importers.report import Argument, comments
 from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts.recognise import recognise
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.versions import trl as versions

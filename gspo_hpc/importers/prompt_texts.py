@@ -10,7 +10,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null, options, yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 
 # Model types of ms-swift that read images, beside those whose names say so as models' names do.
 _SEEING_TYPES = re.compile(

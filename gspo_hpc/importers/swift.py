@@ -15,7 +15,7 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation
 from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, rollouts, teachers
 from gspo_hpc.importers.placement import swift as placement
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.versions import swift as versions
 
 _ENGINE = {

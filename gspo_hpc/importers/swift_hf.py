@@ -13,7 +13,7 @@ from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import precision
 from gspo_hpc.importers.objective import rollouts
 from gspo_hpc.importers.placement import swift as placement
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.versions import swift as versions
 
 

@@ -18,7 +18,7 @@ from gspo_hpc.importers.inputs import yaml_value
 from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, teachers, unsloth
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.importers.versions import trl_effects

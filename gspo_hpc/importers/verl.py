@@ -16,7 +16,7 @@ from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.objective import groups, teachers
 from gspo_hpc.importers.objective import verl as objective
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.verl_layout import ACTOR, OPTIM, REF, ROLLOUT, engine, put_layout
 from gspo_hpc.importers.versions import verl as versions
 

@@ -8,7 +8,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.inputs import is_null, options
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 
 # vLLM's arguments that a server may have as we do, beside the share of memory, and the one that bounds lengths.
 _ENGINE = {

@@ -12,7 +12,7 @@ from gspo_hpc.importers.inputs import is_null
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.report import plain
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts.uses.hosts import server
 from gspo_hpc.importers.versions import swift as versions
 

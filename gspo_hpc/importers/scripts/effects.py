@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.builtins import calls, demands, emptied, launchers, options, reading
+from gspo_hpc.importers.scripts.builtins.getopts import getopts
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
-from gspo_hpc.importers.scripts.getopts import getopts
 from gspo_hpc.importers.scripts.handlers import trap
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
 from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset

@@ -114,6 +114,8 @@ def _condition(reader: Reader, node: Node, body: Node) -> bool | None:
 def _values(reader: Reader, node: Node, body: Node) -> list[str]:
     """Return what a for loop goes through; a value that is not known is one with a $ in it."""
     if not any(child.type == "in" for child in node.children):
+        if not reader.scope.arguments:
+            reader.scope.miss("@")
         return list(reader.scope.arguments)
     given = [child for child in node.named_children[1:] if child.id != body.id and child.type != "comment"]
     return settled(word for child in given for word in words_of(child, reader.scope))

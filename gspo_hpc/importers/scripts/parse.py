@@ -32,6 +32,16 @@ _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]
 _SUBSTITUTED = re.compile(r"\$\(\s*cat(?:[ \t]+-)?[ \t]*$")
 # A here-document as parse() leaves it in the script, a word: whether $NAME in it is replaced, and its text.
 _MARK = re.compile(r"heredoc_([01])_([0-9a-f]*)")
+_ACTIVE = (
+    "string",
+    "raw_string",
+    "ansi_c_string",
+    "simple_expansion",
+    "expansion",
+    "arithmetic_expansion",
+    "command_substitution",
+    "process_substitution",
+)
 
 
 class Document(NamedTuple):
@@ -285,3 +295,12 @@ def source_of(node: Node) -> str:
 def line_of(node: Node) -> int:
     """Return the line on which a node begins, counted from 1."""
     return node.start_point[0] + 1
+
+
+def active_parts(node: Node) -> Iterator[Node]:
+    """Yield the outermost parts of a word that are more than literal text."""
+    for child in node.children:
+        if child.type in _ACTIVE:
+            yield child
+        else:
+            yield from active_parts(child)

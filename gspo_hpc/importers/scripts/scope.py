@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _REFERENCE = "may be set through another name of a variable (declare -n) that is not known"
+_PRESUMED = "may be set by whoever starts the script"
 REST = Open("${@}")  # as an argument: which ones stand here, and how many, is not known
 SHIFTED = "is an argument, and how many of them are left (shift, set --) is not known before the script runs"
 _LEFT = re.compile(r"\$(?:[A-Za-z_{(\[?$!@*#-]|\d)")
@@ -109,8 +110,34 @@ class Scope:
     depth: int = 0  # functions around the present words whose output is followed
     followed: int = 0  # calls of functions whose output was followed
     emptied: dict[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
+    line: int = 0  # of the present statement
+    presumed: set[str] = field(default_factory=set)  # why values that whoever starts the script gives are not known
+    missed: dict[str, int] = field(default_factory=dict)  # variable that is not set (@: an argument) -> line of its use
 
     def get(self, name: str) -> Value | None:
+        """Return the value of a variable or of a positional parameter; None if it is not set, which is noted."""
+        found = self.held(name)
+        if found is None:
+            self.miss(self.target(name) or name)
+        return found
+
+    def presume(self, names: Iterable[str]) -> None:
+        """Take variables (@: the arguments) to be set to what is not known, as by whoever starts the script."""
+        for name in names:
+            if name == "@":
+                self.arguments = (REST,)
+                self.presumed.add(SHIFTED)
+            else:
+                self.values[name] = Unknown(_PRESUMED)
+                self.presumed.add(_PRESUMED)
+
+    def miss(self, name: str) -> None:
+        """Note that the script counts on a variable, or on its arguments (@), which a run may have been given."""
+        name = "@" if not name.isidentifier() else name
+        if name not in ALWAYS and not is_launched(name):
+            self.missed.setdefault(name, self.line)
+
+    def held(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""
         if name.isdecimal():
             number = int(name[:9])
@@ -123,7 +150,7 @@ class Scope:
             return (self.script if self.here is None else self.here) or None
         if isinstance(self.values.get(name), Reference):
             target = self.target(name)
-            return self.get(target) if target else Unknown(_REFERENCE)
+            return self.held(target) if target else Unknown(_REFERENCE)
         held = self.values.get(name)
         if name in self.batch and (held is None or (isinstance(held, Unknown) and held.why == self.sourced)):
             return self.batch[name]

@@ -8,8 +8,7 @@ a condition, a loop or a sourced file is not known, the variables that depend on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value, directives
+from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
@@ -34,32 +34,6 @@ _CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
 _PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of a script: its words, and the variables that are set where it stands."""
-
-    words: tuple[str, ...]
-    variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
-    unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
-    might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
-    files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
-    exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
-    possible: bool = False  # it runs only if a condition holds that is not known
-
-
-@dataclass(frozen=True)
-class Script:
-    """The commands of a script."""
-
-    commands: list[Command]  # those that run
-    possible: list[Command]  # those that run only if a condition holds that is not known
-    ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
-    blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
-    read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
-    required: tuple[str, ...] = ()  # sentences on variables without whose values it ends
-    emptied: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
-
-
 class TooLongError(ValueError):
     """More statements than are followed."""
 
@@ -69,21 +43,24 @@ def read_script(text: str) -> list[Command]:
     return follow(text).commands
 
 
-def follow(text: str, folder: Path | None = None, name: str = "", exits: bool = True) -> Script:
+def follow(
+    text: str, folder: Path | None = None, name: str = "", exits: bool = True, presumed: Iterable[str] = ()
+) -> Script:
     """Return the commands of a shell script, its own variables substituted.
 
     `folder` and `name` are those of its file: files that it sources are looked for beside it and in the folders above.
-    With `exits` false an exit ends nothing. Raises ValueError, with the line, for text that bash cannot parse, and
-    for a script of absurd size.
+    With `exits` false an exit ends nothing. `presumed`: variables (@: the arguments) that whoever starts it sets, not
+    known to what. Raises ValueError, with the line, for text that bash cannot parse, and for a script of absurd size.
     """
     reader = Reader(folder, name, exits, directives(text))
+    reader.scope.presume(presumed)
     try:
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
-    read, needed, empty = dict.fromkeys(reader.read), dict.fromkeys(reader.required), reader.scope.emptied
-    blanks = blanks_after_backslash(text)
-    return Script(reader.found, reader.possible, reader.exit_line, blanks, (*read,), (*needed,), empty)
+    read, needed, scope = dict.fromkeys(reader.read), dict.fromkeys(reader.required), reader.scope
+    ways, blanks = (reader.found, reader.possible, reader.exit_line), blanks_after_backslash(text)
+    return Script(*ways, blanks, (*read,), (*needed,), scope.emptied, scope.missed)
 
 
 class Reader:
@@ -137,6 +114,7 @@ class Reader:
     def run(self, node: Node) -> bool | None:
         """Follow one statement; return whether it succeeds, None if that is not known."""
         self.count += 1
+        self.scope.line = line_of(node)
         if self.count > _MOST:
             raise TooLongError(f"line {line_of(node)}: more than {_MOST} statements; leave only the run in the file")
         try:

@@ -27,7 +27,7 @@ from gspo_hpc.importers.scripts.expansion.parameters import (
     with_default,
 )
 from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, fields, is_open, settled
-from gspo_hpc.importers.scripts.parse import Document, line_of, parse, source_of, taken_out
+from gspo_hpc.importers.scripts.parse import Document, active_parts, line_of, parse, source_of, taken_out
 from gspo_hpc.importers.scripts.scope import (
     ALWAYS,
     Reference,
@@ -45,16 +45,6 @@ if TYPE_CHECKING:  # the parser is imported by read_script alone
 
 _HEAD = re.compile(rb"([#!]?)([A-Za-z_]\w*|\d+|[@*#])(?:\[([^\]]*)\])?")
 _OPERATOR = re.compile(rb":?[-=+?]|//?|##?|%%?|\^\^|,,|:")
-_ACTIVE = (
-    "string",
-    "raw_string",
-    "ansi_c_string",
-    "simple_expansion",
-    "expansion",
-    "arithmetic_expansion",
-    "command_substitution",
-    "process_substitution",
-)
 _ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$")  # a redirection of errors alone
 _QUOTES = re.compile(rb"['\"\\\\]")
 _IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
@@ -70,7 +60,7 @@ def text_of(node: Node, scope: Scope) -> str:
 def words_of(node: Node, scope: Scope) -> list[str]:
     """Return the words that one word of a script becomes."""
     words = fields(list(expand(node, scope)), scope.separators)
-    active = list(_active(node))
+    active = list(active_parts(node))
     whole = len(active) == 1 and source_of(node).strip().strip('"') == source_of(active[0]).strip()
     if len(words) > 1 and is_open(words) and active and not whole:
         return [Open(word) for word in words]  # where one of them is no word, what stands beside it joins the next
@@ -93,7 +83,7 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
     """Yield the pieces of a word."""
     raw = source_of(node).lstrip()
     if node.type == "string":
-        active = list(_active(node))
+        active = list(active_parts(node))
         begin, end = node.start_byte + 1 + raw.startswith("$"), node.end_byte - 1
         pieces = [piece._replace(quoted=True) for piece in _region(node, active, begin, end, scope, True)]
         if any(re.match(r"\s*\$(\{\w+\[@\]|@|\{@)", source_of(child)) for child in active):
@@ -125,7 +115,7 @@ def expand(node: Node, scope: Scope, quoted: bool = False) -> Iterator[Piece]:
     elif node.type == "expansion":
         yield from _braces(node, raw, scope, quoted)
     else:
-        yield from _region(node, list(_active(node)), node.start_byte, node.end_byte, scope, quoted)
+        yield from _region(node, list(active_parts(node)), node.start_byte, node.end_byte, scope, quoted)
 
 
 def _with_calls(raw: str, scope: Scope, several: bool) -> Piece:
@@ -136,17 +126,8 @@ def computed(node: Node, scope: Scope) -> int | None:
     """Return the value of $(( )) or (( )), None where it is not known; what it assigns is assigned."""
     text = source_of(node)
     start = node.start_byte + text.encode("utf-8", "surrogatepass").index(b"((") + 2
-    inner = _region(node, list(_active(node)), start, node.end_byte - 2, scope, True)
+    inner = _region(node, list(active_parts(node)), start, node.end_byte - 2, scope, True)
     return evaluate("".join(piece.text for piece in inner), scope, line_of(node))
-
-
-def _active(node: Node) -> Iterator[Node]:
-    """Yield the outermost parts of a word that are more than literal text."""
-    for child in node.children:
-        if child.type in _ACTIVE:
-            yield child
-        else:
-            yield from _active(child)
 
 
 def _region(
@@ -281,6 +262,8 @@ def _element(found: Value | None, subscript: str, scope: Scope) -> Value | None:
 def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]:
     """Yield the value of $name or ${name[subscript]}; what has none stays as it is written in `raw`."""
     found: Value | None = scope.arguments if name in ("@", "*") else scope.get(name)
+    if name in ("#", "@", "*") and not scope.arguments:
+        scope.miss("@")
     if name == "#":
         found = "${#}" if is_open(scope.arguments) else str(len(scope.arguments))
     elif name in ("@", "*"):
@@ -323,7 +306,7 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
             yield from [not_known(raw, quoted)] if rest else _parameter(name, subscript, raw, scope, quoted)
         return
     start = begin + head.end() + (sign.end() if sign else 0)
-    argument = [child for child in _active(node) if child.start_byte >= start - 1]
+    argument = [child for child in active_parts(node) if child.start_byte >= start - 1]
 
     def given() -> list[Piece]:
         return list(_region(node, argument, start, node.end_byte - 1, scope, quoted, splits=not quoted))
@@ -336,8 +319,12 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     if whole:
         yield from with_default(name, whole, kind, given, raw, scope, quoted)
         return
-    found = scope.get(name) if subscript in (None, "0") else _element(scope.get(name), subscript or "", scope)
+    own = kind[-1:] in ("-", "=") and sign is not None and rest[sign.end() :].strip(b"\"'")  # a default of the script's
+    read = scope.held if own else scope.get
+    found = read(name) if subscript in (None, "0") else _element(read(name), subscript or "", scope)
     found = _element(found, "0", scope) if isinstance(found, tuple | dict) else found
+    if own and isinstance(found, Unknown) and found.why in scope.presumed:
+        found = None
     if kind in ("?", ":?") and not found and (found is None or kind == ":?") and name.isidentifier():
         scope.set(name, demanded(line_of(node)))  # a run of the script has it from elsewhere
     if sign is None or isinstance(found, Unknown) or (found is None and name in ALWAYS):

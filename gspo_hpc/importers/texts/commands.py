@@ -15,7 +15,7 @@ from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
 from gspo_hpc.importers.scripts.places import find_file
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER

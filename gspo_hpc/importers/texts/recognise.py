@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.builtins import emptied
-from gspo_hpc.importers.scripts.scope import directives, is_launched
-from gspo_hpc.importers.scripts.shell import Command, Script, follow
+from gspo_hpc.importers.scripts.scope import directives, is_launched, is_unset
+from gspo_hpc.importers.scripts.script import Command, Script
+from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
 from gspo_hpc.importers.texts.sources import ACCELERATE
@@ -42,6 +43,10 @@ _SIZES = (
 )
 # Keys that a task file of SkyPilot has beside `run`.
 _OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"}
+_KEY = re.compile(r"[\w.+-]+")
+_MOST_UNSET = 24  # variables that a script asks for, of which each is tried
+_MOST_TOLD = 6  # arguments that a note names
+_WHAT_IS_STARTED = "what is started"
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -113,7 +118,7 @@ def _from_python(text: str, folder: Path, name: str) -> Found:
 
 def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
     found = _followed(text, source, folder, name)
-    notes = tuple(_defaults_taken(found, text, source, folder, name))
+    notes = (*_defaults_taken(found, text, source, folder, name), *_left_unset(found, text, source, folder, name))
     return found._replace(notes=(*found.notes, *notes))
 
 
@@ -131,24 +136,65 @@ def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, n
         except ValueError:
             yield f"${variable}: the script's default is taken, and decides what is started"
             continue
-        names = [key for key in {**found.values, **other.values} if found.values.get(key) != other.values.get(key)]
-        for before, after in ((found.variables, other.variables), (found.launcher, other.launcher)):
-            moved = [key for key in _SIZES if before.get(key) != after.get(key)]
-            names += [key for key in moved if key != variable or key in before]  # else only this test sets it
-        if names:
-            told = ", ".join(dict.fromkeys(names))
+        if names := _differing(found, other, (variable,)):
             more = "a batch system or a launcher may set another value"
-            yield f"${variable}: the script's default is taken, and decides {told}; {more}"
+            yield f"${variable}: the script's default is taken, and decides {', '.join(names)}; {more}"
 
 
-def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
-    script = follow(text, folder, name)
+def _differing(one: Found, other: Found, variables: Container[str]) -> list[str]:
+    """Return the arguments and sizes in which two runs differ; `variables`: those that only the test for it may set."""
+    names = [key for key in {**one.values, **other.values} if one.values.get(key) != other.values.get(key)]
+    for before, after in ((one.variables, other.variables), (one.launcher, other.launcher)):
+        moved = [key for key in _SIZES if before.get(key) != after.get(key)]
+        names += [key for key in moved if key not in variables or key in before]
+    return list(dict.fromkeys(names))
+
+
+def _left_unset(found: Found, text: str, source: str | None, folder: Path, name: str) -> Iterator[str]:
+    """Yield what follows from variables, and arguments of the script, that it asks for and that are not set here.
+
+    The script is followed once more with all of them set to what is not known, and then with each. What their absence
+    empties is told elsewhere.
+    """
+
+    def decided(names: Collection[str]) -> list[str]:
+        try:
+            other = _followed(text, source, folder, name, tuple(names))
+        except ValueError:
+            return [_WHAT_IS_STARTED]
+        if other.possible != found.possible:
+            return [_WHAT_IS_STARTED]
+        keys = (key for key in _differing(found, other, names) if key not in told and _KEY.fullmatch(key))
+        return [key for key in keys if not is_unset(found.values.get(key))]
+
+    told = {key for line in found.notes for key in re.findall(r"^(?:--)?([\w.]+) is empty", line)}
+    missed = dict(list(found.missed.items())[:_MOST_UNSET])
+    if not missed or not (keys := decided(missed)):
+        return
+    # Two may matter only together: then without either less is decided.
+    names = [one for one in missed if decided([one]) or decided(missed.keys() - {one}) != keys] or list(missed)
+    given = [f"the script's arguments (line {missed[one]})" if one == "@" else f"${one} (line {missed[one]})"
+             for one in names]  # fmt: skip
+    more = [f"{len(keys) - _MOST_TOLD} more"] if len(keys) > _MOST_TOLD else []
+    yield (
+        f"{_listed(given)} {'is' if names != ['@'] and len(names) == 1 else 'are'} not set here, and may decide "
+        f"{_listed([*keys[:_MOST_TOLD], *more])}: the original run may have had other values"
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _followed(text: str, source: str | None, folder: Path, name: str, presumed: Sequence[str] = ()) -> Found:
+    script = follow(text, folder, name, presumed=presumed)
     others: list[str] = []
     runs, lists = _runs(script, source, folder, name, others)
     notes: list[str] = []
     if not runs and script.ended:  # the check that ends it is of arguments, say, which it is started without here
         where = script.ended
-        script = follow(text, folder, name, exits=False)
+        script = follow(text, folder, name, exits=False, presumed=presumed)
         runs, lists = _runs(script, source, folder, name, [])
         notes.append(f"started without arguments, the script ends in line {where}: what follows is read all the same")
     if not runs:
@@ -174,7 +220,9 @@ def _followed(text: str, source: str | None, folder: Path, name: str) -> Found:
         found = found._replace(
             values=found.values | more.values, notes=(*found.notes, line), left={**found.left, **more.left}
         )
-    return found._replace(notes=(*found.notes, *notes, *_cut_off(found, script.commands)))
+    notes += _cut_off(found, script.commands)
+    possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
+    return found._replace(notes=(*found.notes, *notes), missed=script.missed, possible=len(possible))
 
 
 def _runs(

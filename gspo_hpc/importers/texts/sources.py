@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 
 READ = "its Python file is read"  # among the variables of a run
 # Arguments of its launcher that matter.
@@ -27,3 +27,5 @@ class Found(NamedTuple):
     doubted: frozenset[str] = frozenset()  # arguments that they may change
     might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> the values that it may give them
     places: Mapping[str, str] = {}  # arguments that a file which the command names gives -> that file
+    missed: Mapping[str, int] = {}  # variables that the script asks for and does not set (@: arguments) -> line
+    possible: int = 0  # runs beside it that start only if a condition holds that is not known

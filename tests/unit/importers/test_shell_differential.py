@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command, follow
+from gspo_hpc.importers.scripts.script import Command
+from gspo_hpc.importers.scripts.shell import follow
 
 from .generated_scripts import NAMES, Writer
 

@@ -72,6 +72,8 @@ def with_default(
     """Yield ${array[@]:-default} and its like, of all elements or arguments."""
     found: Value | None = scope.arguments if name in ("@", "*") else scope.get(name)
     items = items_of(found)
+    if not items:
+        scope.miss(name)
     there: bool | None = bool(items)
     if kind.startswith(":") and items:
         there = True if any(item and not is_unset(item) for item in items) else None

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import replace
 
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts.commands import TOOLS
 
 _REMOTE = ("ssh", "tmux", "screen")  # may be given a whole command as one word

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents
 from gspo_hpc.importers.texts.sources import ACCELERATE
 

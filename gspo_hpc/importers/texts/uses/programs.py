@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options
 from gspo_hpc.importers.scripts.scope import is_unset
-from gspo_hpc.importers.scripts.shell import Command
+from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents
 
 _SIGN = "rlhf_type"  # which ms-swift alone has

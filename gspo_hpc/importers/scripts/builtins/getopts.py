@@ -19,6 +19,8 @@ def getopts(reader: Reader, words: Sequence[str], line: int) -> bool | None:
     letters, name, *given = words
     index = scope.get("OPTIND")
     arguments = given or list(scope.arguments)
+    if not arguments:
+        scope.miss("@")
     known = isinstance(index, str) and index.isdecimal() and index != "0" and not is_unset(letters)
     at = int(index) if known and isinstance(index, str) else 0
     if not at or at <= len(arguments) and is_unset(arguments[at - 1]):

@@ -1,0 +1,33 @@
+"""What is known of a shell script: the commands that it runs, and what was noted on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a script: its words, and the variables that are set where it stands."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
+    unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
+    might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
+    files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
+    exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
+    possible: bool = False  # it runs only if a condition holds that is not known
+
+
+@dataclass(frozen=True)
+class Script:
+    """The commands of a script."""
+
+    commands: list[Command]  # those that run
+    possible: list[Command]  # those that run only if a condition holds that is not known
+    ended: int = 0  # the line of an exit that ends it before its last statement, 0 if there is none
+    blanks: tuple[int, ...] = ()  # lines with a blank behind their last backslash, read as if it were not there
+    read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
+    required: tuple[str, ...] = ()  # sentences on variables without whose values it ends
+    emptied: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
+    missed: Mapping[str, int] = field(default_factory=dict)  # variable that it does not set (@: argument) -> line

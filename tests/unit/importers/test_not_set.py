@@ -1,0 +1,108 @@
+"""Settings that a script decides by a variable or an argument that nobody gives it here are told, in any form (2 s).
+
+The readers know some forms in which a script demands a variable, and count on its absence in all others. No form may
+decide a setting in silence.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+RUN = (
+    "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8 "
+    "--learning_rate $LR\n"
+)
+END = "the original run may have had other values"
+
+
+def told(text: str) -> list[str]:
+    return [line for line in convert(text).assumed if line.endswith(END)]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'if [ "$M" = a ]; then LR=1e-5; fi\n',
+        'case "$M" in a) LR=1e-5;; esac\n',
+        'N=$M\n[[ "$N" =~ ^a$ ]] || exit 1\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        '(( M > 0 )) || exit 1\nif [ "$M" = 3 ]; then LR=1e-5; fi\n',
+        'expr "$M" : a || exit 1\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        'f() { [ -n "$M" ] || return 1 || exit 1; }\nf || exit 1\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        "LR=1e-6${M:+1}\n",
+        'M=${M:-}\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        'M=${M:-""}\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        'if [ -n "${M+x}" ]; then LR=1e-5; fi\n',
+        "if [[ -v M ]]; then LR=1e-5; fi\n",
+        "for x in $M; do LR=$x; done\n",
+        "A=($M)\nif [ ${#A[@]} -gt 0 ]; then LR=1e-5; fi\n",
+        "LR=${M:+1e-5}\nLR=${LR:-1e-6}\n",
+        'declare -n N=M\nif [ -n "$N" ]; then LR=1e-5; fi\n',
+    ],
+)
+def test_a_variable_that_is_not_set_decides_nothing_in_silence(script: str) -> None:
+    (line,) = told(f"LR=1e-6\n{script}{RUN}")
+    assert line.startswith("$M (line ") and " is not set here, and may decide learning_rate: " in line
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        '[[ "$1" =~ ^a$ ]] || exit 1\nif [ "$1" = a ]; then LR=1e-5; fi\n',
+        "if [ $# -gt 0 ]; then LR=$1; fi\n",
+        "if (( $# )); then LR=$1; fi\n",
+        "while [ $# -gt 0 ]; do case $1 in --lr) LR=$2; shift 2;; *) shift;; esac; done\n",
+        'while getopts "l:" o; do case $o in l) LR=$OPTARG;; esac; done\n',
+        'for x in "$@"; do LR=${x#lr=}; done\n',
+        "for x; do LR=${x#lr=}; done\n",
+        'f() { if [ "$1" = a ]; then LR=1e-5; fi; }\nf "${1:-}"\n',
+        'if [ -n "$*" ]; then LR=1e-5; fi\n',
+        'if [ "${@:-none}" != none ]; then LR=1e-5; fi\n',
+        "LR=1e-6${1:+1}\n",
+    ],
+)
+def test_arguments_that_are_not_given_decide_nothing_in_silence(script: str) -> None:
+    (line,) = told(f"LR=1e-6\n{script}{RUN}")
+    assert (
+        line.startswith("the script's arguments (line ") and " are not set here, and may decide learning_rate" in line
+    )
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "",
+        'if [ -n "$DEBUG" ]; then set -x; fi\n',  # of no consequence for the run
+        'if [ "${M:-b}" = a ]; then LR=1e-5; fi\n',  # a default of the script's own
+        "LR=${1:-1e-6}\n",
+        'M=\nif [ "$M" = a ]; then LR=1e-5; fi\n',  # the script sets it
+        'if [ -n "$M" ]; then LR=1e-6; fi\n',  # the same either way
+        'f() { if [ -n "$1" ]; then LR=1e-5; fi; }\nf\n',  # the function's arguments, not the script's
+        'unset M\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+    ],
+)
+def test_what_makes_no_difference_is_not_told(script: str) -> None:
+    assert told(f"LR=1e-6\n{script}{RUN}") == []
+
+
+def test_variables_that_matter_only_together_are_both_named() -> None:
+    (line,) = told('LR=1e-6\n[ -n "$C" ] && set -x\nif [[ $A = 1 && $B = 2 ]]; then LR=1e-5; fi\n' + RUN)
+    assert line.startswith("$A (line 3) and $B (line 3) are not set here, and may decide learning_rate: ")
+
+
+def test_only_those_that_matter_are_named_and_no_more_than_six_arguments() -> None:
+    added = " ".join(
+        f"--{name} 1" for name in ("lora_rank", "lora_alpha", "max_length", "beta", "top_p", "top_k", "seed")
+    )
+    (line,) = told(
+        f'[ -n "$A" ] && set -x\nif [ -n "$B" ]; then MORE="{added}"; fi\n{RUN[:-1]} $MORE\n'.replace("$LR", "1")
+    )
+    assert line.startswith("$B (line 2) is not set here, and may decide ") and " and 1 more: " in line
+
+
+@pytest.mark.parametrize("before", ["--rlhf_type ppo", "--rlhf_type grpo --beta 1"])
+def test_a_run_that_a_variable_chooses_is_told(before: str) -> None:
+    other = RUN.replace("--rlhf_type grpo", before)
+    (line,) = told(f'LR=1e-6\nif [ -n "$B" ]; then\n{other}exit\nfi\n{RUN}')
+    assert line.startswith("$B (line 2) is not set here, and may decide what is started: ")
