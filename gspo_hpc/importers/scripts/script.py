@@ -1,4 +1,4 @@
-"""What is known of a shell script: the commands that it runs, and what was noted on the way."""
+"""Hold what is known of a shell script: the commands that it runs, and what was noted on the way."""
 
 from __future__ import annotations
 
