@@ -93,6 +93,9 @@ def convert(
     converter(draft, found.commands, gpus, rows)
     parts.environment(draft)
     if draft.problems:  # what is said not to be given may be among them
+        wrong = " ".join(draft.problems)
+        empty = (note for note in found.notes if "is empty, since $" in note)
+        draft.problems += [note for note in empty if note.split()[0].lstrip("-") in wrong]
         draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
     config, body = draft.finish()
     if config.model.dtype != "float32":

@@ -126,6 +126,8 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
     if words and source_of(words[0]) == "!":
         inner = _joined(words[1:], scope)
         return None if inner is None else not inner
+    if len(words) == 1 and words[0].type == "parenthesized_expression":
+        return _joined([leaf for part in words[0].children[1:-1] for leaf in leaves(part)], scope)
     if len(words) < 2:
         text = plain(words[0], scope) if words else ""
         return None if text is None else bool(text)

@@ -15,9 +15,11 @@ _MOST_REPAIRS = 20  # times that a script is parsed again
 _ARGUMENTS = r"""\$[@*](?=[\w-])|\$\d(?=\w)|(?<=[^\s=])\$\d"""  # beside letters the grammar reads $, or $2x as a name
 _TOKEN = re.compile(
     r"""\\.|['"#\n`]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*|"""
-    r"(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\])|" + _ARGUMENTS,
+    r"(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\]|(?:/|--?|[+~])(?=\s+(?:\]|-[ao]\s|&&|\|\|)))|" + _ARGUMENTS,
     re.DOTALL,
 )
+_SIGN = re.compile(r"/|--?|[+~]")
+_IN_BRACKETS = re.compile(r"(?:^|[\s;&|!(])\[(?=\s)(?:(?!\s\]).)*\s$")
 # A command whose here-document becomes a file, is code that may write one, or is read into a variable.
 _WRITES = re.compile(
     r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<|(?:IFS=\S*\s+)?read\s[^|;&]*<<)"
@@ -139,6 +141,17 @@ def _prepared(text: str) -> str:
             token, joined = "", joined + 1
         elif token in ("\\ ", "\\\t") and inner != '"':  # where a word begins with it, the grammar drops the blank
             token = f"'{token[1]}'"
+        elif (
+            _SIGN.fullmatch(token) and inner != '"'
+        ):  # the last word of a test, which the grammar takes for an operator
+            token = '"$HOME"' if token == "~" else f"'{token}'"
+        elif (
+            len(token) == 2
+            and token[1] in "()<>"
+            and inner != '"'
+            and _IN_BRACKETS.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()])
+        ):
+            token = token[1]  # within [ ] the grammar wants no backslash
         elif token in ("[[", "=", "]]") and inner != '"':
             if token == "=" and tests:  # which the grammar refuses in front of a pattern and &&
                 token = "=="
@@ -271,7 +284,7 @@ def _mistake(root: Node, text: str) -> str:
     if sign and sign[0][:1] in (b"<", b">"):
         left = sign[0][:1].decode()
         return f"line {line}: {left} leads to no file: put quotes around text with < > | & ;: ...{around}"
-    return f"line {line}: bash cannot parse this: ...{around}"
+    return f"line {line}: this cannot be parsed as bash: ...{around}"
 
 
 def _open_quote(text: str) -> int | None:

@@ -12,6 +12,7 @@ VERL = (
     "actor_rollout_ref.model.path=q actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
     "trainer.n_gpus_per_node=8 "
 )
+TRL = "trl grpo --model_name_or_path q --dataset_name d --num_generations 8 --gradient_accumulation_steps 8 "
 FOLDER = "actor_rollout_ref.model.lora_adapter_path"
 LORA = RUN + "--tuner_type lora "
 
@@ -111,3 +112,26 @@ def test_looking_for_empty_values_changes_no_variable() -> None:
     text = 'i=0\nX=(0.1 0.2 0.3)\nARGS="--beta ${X[i++]} --temperature ${X[i++]}"\necho --seed ${X[i++]}\n'
     found = convert(f"{text}{RUN}$ARGS --max_steps $i\n").config
     assert (found.algorithm.kl_beta, found.rollout.temperature, found.run.max_steps) == (0.1, 0.2, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "wrong", "option"),
+    [
+        (f"{RUN}--learning_rate $A\n", "--learning_rate: must be a number", "--learning_rate"),
+        (f'{LORA}--lora_rank "$A"\n', "--lora_rank : must be a whole number", "--lora_rank"),
+        (f"{TRL}--use_peft --lora_target_modules $A\n", "must name linear layers", "--lora_target_modules"),
+        (f'{TRL}--use_peft "$A"\n', "must be true or false", "--use_peft"),
+    ],
+)
+def test_an_error_of_an_empty_argument_names_the_variable(run: str, wrong: str, option: str) -> None:
+    with pytest.raises(ValueError, match="must") as caught:
+        convert(f"A=\nB=\n{run}")
+    first, second = str(caught.value).splitlines()
+    assert first.endswith(wrong)
+    assert second.startswith(f"{option} is empty, since $A is (line 3)")
+
+
+def test_an_error_of_another_argument_says_nothing_of_what_is_empty() -> None:
+    with pytest.raises(ValueError, match="must") as caught:
+        convert(f'A=\n{LORA}--adapters "$A" --lora_rank x\n')
+    assert "empty" not in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,8 @@ ENDS = [
     'until [ -d "$A" ]; do exit 1; done',
     'while [ -z "$A" ]; do echo; exit 1; done',
     'unset A\n[ -n "${A+x}" ] || exit 1',
+    'echo -n "$A" | grep -q "" || exit 1',
+    '[ -n "$A" -a -d / ] || exit 1',
 ]
 GOES_ON = [
     '[ -z "$A" ] || [ -d "$A" ] || exit 1',
@@ -61,14 +64,22 @@ GOES_ON = [
     'set -e\n! [ -n "$A" ]',
     'set -e\nset +e\n[ -n "$A" ]',
     'until [ -z "$A" ]; do exit 1; done',
+    '[ -f "${A}x" ] || exit 1',  # there is a file x
+    'echo "$A" | grep -q "" || exit 1',
+    '[ -n "$A" -o -d / ] || exit 1',
 ]
 
 
 @pytest.mark.parametrize("demand", [*ENDS, *GOES_ON])
-def test_a_variable_is_demanded_where_bash_ends_with_it_empty(demand: str) -> None:
+def test_a_variable_is_demanded_where_bash_ends_with_it_empty(demand: str, tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
     begin = f'A="${{A:-}}"\nB=""\n{demand}\n'
     done = subprocess.run(
-        ["bash", "-c", f"{begin}echo reached"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+        ["bash", "-c", f"{begin}echo reached"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
     )
     assert ("reached" in done.stdout) == (demand in GOES_ON)
     found = convert(f'{begin}{RUN} --adapters "$A"', name="run.sh")

@@ -66,7 +66,8 @@ def _of_words(words: list[Node], holds: bool, scope: Scope, double: bool) -> tup
     if words and source_of(words[0]) == "!":
         return _of_words(words[1:], not holds, scope, double)
     if len(words) == 1 and words[0].type == "parenthesized_expression":
-        return _of(words[0], holds, scope)
+        inner = [leaf for part in words[0].children[1:-1] for leaf in leaves(part)]
+        return _of_words(inner, holds, scope, double)
     if len(words) == 2 and source_of(words[0]) in _FILES:
         return _of_file(words[1], scope, double) if holds else ()
     if len(words) == 3 and source_of(words[1]) == "=~":

@@ -151,7 +151,8 @@ def _of_words(words: list[Node], holds: bool, scope: Scope, double: bool) -> Val
     if words and source_of(words[0]) == "!":
         return _of_words(words[1:], not holds, scope, double)
     if len(words) == 1 and words[0].type == "parenthesized_expression":
-        return _of(words[0], holds, scope)
+        inner = [leaf for part in words[0].children[1:-1] for leaf in leaves(part)]
+        return _of_words(inner, holds, scope, double)
     if len(words) != 3:
         return {}
     return _compared(words[0], source_of(words[1]), words[2], holds, scope, double)
