@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -334,7 +334,7 @@ def _seen() -> str:
         was {FORMER_SHARE:g}, beside {1e6 * FORMER_LAUNCH:.0f} µs of a product of an expert. It was changed by the
         utilization that verl publishes ([below](#runs-that-were-found-later)), when all errors were known. The step on
         H100 determines either. Predictions of this model were {_span(list(former_mixtures().values()))} off, and are
-        {_span(_mixtures())}.""",
+        {_span(list(_mixtures().values()))}. Further off than before are {_farther(former_mixtures(), _mixtures())}.""",
         """- The tensors of a mixture's update, of which [Memory](#memory) has rows: on 2026-11-24 all copies of tokens
         that Megatron-Core's dispatcher holds were counted, by its source, when the errors of these rows were known.""",
     )
@@ -430,9 +430,18 @@ def _experts() -> str:
         its lengths. With a share of operations, as it was before, it was {former:+.0%}."""
 
 
-def _mixtures() -> list[float]:
+def _mixtures() -> dict[str, float]:
     """Return the errors of the predictions of Qwen3-30B-A3B."""
-    return [errors()[run.key] for run in RUNS if run.role == "prediction" and "A3B" in run.title]
+    return {run.title: errors()[run.key] for run in RUNS if run.role == "prediction" and "A3B" in run.title}
+
+
+def _farther(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Return the rows whose errors are larger than they were."""
+    return ", ".join(
+        f"{title} ({before[title]:+.0%} then, {error:+.0%} now)"
+        for title, error in after.items()
+        if abs(error) > abs(before[title])
+    )
 
 
 def _inferred_before() -> str:

@@ -1,8 +1,8 @@
-"""Megatron's functions are compiled when they are called, and a rank does not import torch's compiler to start.
+"""Megatron's functions are compiled when they are called; ranks import neither torch's compiler nor foreign trackers.
 
 It would catch an import of Megatron past the package's own, which costs every rank two seconds of processor time, a
 function that is compiled again at every call, one that is not compiled at all, and one that breaks the graph of the
-function that calls it. Takes fifteen seconds.
+function that calls it. Takes twenty seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ IMPORTED = "import sys, {}; print([name for name in ('torch._dynamo', 'torch._in
 def test_a_rank_does_not_import_the_compiler(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTED.format(module)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_rank_does_not_import_the_trackers_of_megatron_and_may_still_import_its_own() -> None:
+    program = (
+        "import sys, gspo_hpc.training.jobs.train; from megatron.core import timers; "
+        "print([name for name in ('wandb', 'torch.utils.tensorboard', 'tensorboard') if name in sys.modules], "
+        "timers.wandb); import wandb, torch.utils.tensorboard; print(wandb.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[] None", "wandb"]
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,25 @@ def test_constants_are_what_calibration_rows_determine_rounded(calibration: Modu
     assert round(found.launching) == devices.find("GB200").launching
     assert round(1e6 * found.launch) == pytest.approx(1e6 * rates.EXPERT_LAUNCH)
     assert found.possible
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("launching", 0.99),
+        ("sync", -0.1),
+        ("overhead", -0.1),
+        ("switch", -0.1),
+        ("launch", -1e-6),
+        ("products", 9.0),
+        ("reads", 9.0),
+    ],
+)
+def test_figures_that_no_machine_has_are_not_possible(calibration: ModuleType, name: str, value: float) -> None:
+    """No negative seconds, no share of a card's peak above 1, no CPU of GB200 that launches faster than others."""
+    found = calibration.determined()
+    assert dataclasses.replace(found, launching=1.0).possible
+    assert not dataclasses.replace(found, **{name: value}).possible
 
 
 def test_no_held_out_row_has_a_part_in_a_constant(calibration: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

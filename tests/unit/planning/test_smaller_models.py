@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,7 +132,10 @@ def test_of_all_repairs_of_a_layout_one_that_layouts_leave_alone_is_taken() -> N
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_adapters_are_offered_where_the_whole_model_would_be_trained(nodes: int) -> None:
     whole = made("Qwen3-32B", nodes, 8)
-    assert [idea.changes for idea in remedies._adapters(whole)] == [{"adapter.type": "lora"}]
+    (idea,) = remedies._adapters(whole)
+    page = (Path(__file__).parents[3] / "docs" / "lora.md").read_text()  # which measures both ways
+    assert idea.changes == {"adapter.type": "lora"}
+    assert "at about ten times the learning rate" in idea.text and "about ten times that of full training" in page
     assert not list(remedies._adapters(with_value(whole, "adapter.type", "lora")))
 
 
