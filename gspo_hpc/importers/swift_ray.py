@@ -52,11 +52,10 @@ def machines(draft: Draft) -> tuple[int, int] | None:
 def _trains(draft: Draft, groups: Mapping[str, Any]) -> list[int] | None:
     """Return the ranks of the group that trains; refuse every other group by its name."""
     found: list[int] | None = None
-    last = -1
     for name, group in groups.items():
         where = f"{_NAME}.{name}"
         workers = group.get("workers") if isinstance(group, Mapping) else None
-        ranks = _ranks(group.get("ranks"), last) if isinstance(group, Mapping) else None
+        ranks = _ranks(group.get("ranks")) if isinstance(group, Mapping) else None
         if not isinstance(group, Mapping) or not isinstance(workers, Sequence) or isinstance(workers, str):
             draft.refuse(f"{where}: a group has device, ranks and workers (a list of roles)")
         elif [*workers] != [_ROLE]:
@@ -69,24 +68,24 @@ def _trains(draft: Draft, groups: Mapping[str, Any]) -> list[int] | None:
         elif found is not None:
             draft.refuse(f"{where}: the role {_ROLE} stands in two groups")
         else:
-            found, last = ranks, ranks[-1]
+            found = ranks
     if found is None and not draft.problems:
         draft.refuse(f"{_NAME}: no group has the role {_ROLE}, which trains")
     return None if draft.problems else found
 
 
-def _ranks(given: Any, last: int) -> list[int] | None:
-    """Return the ranks of a group, None if they are not understood. A number takes those after the `last`."""
+def _ranks(given: Any) -> list[int] | None:
+    """Return the ranks of a group, None if they are not understood. A number means so many, from 0 on."""
     if isinstance(given, list) and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in given):
         return given
     if (count := _count(given)) is not None:
-        return [*range(last + 1, last + 1 + count)]
+        return [*range(count)]
     if isinstance(given, str) and (match := _RANGE.fullmatch(given.strip())):
         first, end = (int(match[1]), int(match[2])) if match[2] else (0, int(match[1]))
         return [*range(first, end)] if end - first < 1 << 16 else None
     if isinstance(given, str) and given.strip().startswith("["):
         read = yaml_value(given)
-        return _ranks(read, last) if isinstance(read, list) else None
+        return _ranks(read) if isinstance(read, list) else None
     return None
 
 

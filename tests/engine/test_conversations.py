@@ -143,8 +143,11 @@ def test_a_conversation_is_what_was_sampled_and_what_the_template_puts_between(
         assert len(parts) == 3 and one.environment is not None and one.environment[-1] == 0 == one.environment[0]
         assert len(one.logprobs) == len(one.sampled) < len(one.tokens)
         texts = [tokenizer.decode(one.tokens[part], skip_special_tokens=True) for part in parts]
+        said = [
+            tokenizer.decode(one.tokens[part]).removesuffix(tokenizer.eos_token) for part in parts
+        ]  # special tokens too
         spoken: list[dict[str, str]] = [{"role": "user", "content": "What is 3 + 4?"}]
-        for number, text in enumerate(texts):
+        for number, text in enumerate(said):
             spoken += [
                 {"role": "assistant", "content": text},
                 {"role": "user", "content": f"What is {2 - number} + 1?"},

@@ -224,7 +224,8 @@ def test_logprobs_and_gradients_of_shared_experts_are_those_of_the_sums(
             weights[key] = weights[key] + product(module)
     assert len(leaves) == 2 * len(used) and any("shared_expert" in module for module in used)
     objective(found, lambda tokens: torch.func.functional_call(model, weights, (tokens,))).backward()
-    assert_gradients_are(found, {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None})
+    gradients = {key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None}
+    assert_gradients_are(found, gradients, 2e-5)  # with AVX-512 those in fp32 are 1.01e-5 from those in fp64
 
 
 def test_peft_loses_adapters_of_experts_beside_shared_ones(models: dict[str, Path], results: dict[str, Arrays]) -> None:

@@ -9,44 +9,37 @@ import re
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import conditions
-from gspo_hpc.importers.scripts.conditions import leaves, plain, split_at
-from gspo_hpc.importers.scripts.parse import is_arithmetic, nodes, source_of
+from gspo_hpc.importers.scripts.builtins.met import Asked
+from gspo_hpc.importers.scripts.conditions import plain
+from gspo_hpc.importers.scripts.parse import nodes, source_of
 from gspo_hpc.importers.scripts.scope import Scope
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+Names = tuple[str, ...]  # of variables
 _FILES = frozenset(f"-{letter}" for letter in "abcdefghkprsuwxGLNOS")  # tests that hold of a file alone
 _FIRST = re.compile(r'"?\$(?:\{(\w+)(?::?-)?\}|(\w+))')
 _CLASS = re.compile(r"\[[:.=]\w+[:.=]\]")  # within brackets: any sign does, since none is empty
 _TURNED = re.compile(r"\\?[+?|(){}]")  # signs that mean in a basic expression what they mean escaped in an extended one
 _GREP = re.compile(r"-[qsxEFGPi]+|--(?:quiet|silent|line-regexp|extended-regexp|fixed-strings|no-messages)")
-_BRACKETS = ("[", "]", "[[", "]]", "(", ")", "comment")
 
 
 def of(node: Node, holds: bool, scope: Scope) -> tuple[str, ...]:
     """Return the variables for whose emptiness a condition is not as it has to be: it holds, or it does not."""
-    return _of(node, holds, scope) or ()
+    asked = Asked[Names | None](
+        words=lambda words, met, double: _of_words(words, met, scope, double),
+        joined=_joined,
+        computed=lambda _, __: (),
+        run=lambda command, met: _of_command(command, met, scope),
+        nothing=(),
+    )
+    return asked.of(node, holds) or ()
 
 
-def _of(node: Node, holds: bool, scope: Scope) -> tuple[str, ...] | None:
-    """Return the variables, () where something else decides, None where it is known not to be met whatever they are."""
-    parts = [child for child in node.children if child.type not in _BRACKETS]
-    match node.type:
-        case "negated_command":
-            return _of(parts[-1], not holds, scope) if len(parts) == 2 else ()
-        case "list" if len(parts) == 3:
-            every = holds == (source_of(parts[1]) == "&&")
-            return _joined([_of(part, holds, scope) for part in (parts[0], parts[2])], every)
-        case "test_command" | "compound_statement" | "subshell" if is_arithmetic(node):
-            return ()
-        case "test_command" | "parenthesized_expression":
-            words = [leaf for part in parts for leaf in leaves(part)]
-            return _of_words(words, holds, scope, double=node.children[0].type != "[")
-        case "command" if source_of(node.children[0]) == "test":
-            return _of_words(node.children[1:], holds, scope, double=False)
-        case "pipeline" | "command" | "redirected_statement" if holds != _negated(node):
-            return _searched(node, scope)
+def _of_command(node: Node, holds: bool, scope: Scope) -> Names:
+    if node.type in ("pipeline", "command", "redirected_statement") and holds != _negated(node):
+        return _searched(node, scope)
     return ()
 
 
@@ -58,16 +51,8 @@ def _joined(parts: list[tuple[str, ...] | None], every: bool) -> tuple[str, ...]
     return found or (None if (None in parts if every else parts) else ())
 
 
-def _of_words(words: list[Node], holds: bool, scope: Scope, double: bool) -> tuple[str, ...] | None:
-    for sign in ("||", "&&") if double else ("-o", "-a"):
-        if len(parts := split_at(words, sign)) > 1:
-            found = [_of_words(part, holds, scope, double) for part in parts]
-            return _joined(found, holds == (sign in ("&&", "-a")))
-    if words and source_of(words[0]) == "!":
-        return _of_words(words[1:], not holds, scope, double)
-    if len(words) == 1 and words[0].type == "parenthesized_expression":
-        inner = [leaf for part in words[0].children[1:-1] for leaf in leaves(part)]
-        return _of_words(inner, holds, scope, double)
+def _of_words(words: list[Node], holds: bool, scope: Scope, double: bool) -> Names | None:
+    """Return the variables, () where something else decides, None where it is known not to be met whatever they are."""
     if len(words) == 2 and source_of(words[0]) in _FILES:
         return _of_file(words[1], scope, double) if holds else ()
     if len(words) == 3 and source_of(words[1]) == "=~":

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.builtins import filled
-from gspo_hpc.importers.scripts.conditions import leaves, plain, split_at
-from gspo_hpc.importers.scripts.parse import is_arithmetic, line_of, source_of
+from gspo_hpc.importers.scripts.builtins.met import Asked
+from gspo_hpc.importers.scripts.conditions import plain
+from gspo_hpc.importers.scripts.parse import line_of, source_of
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, demanded, is_unset
 
 if TYPE_CHECKING:
@@ -115,24 +116,24 @@ def variable(node: Node) -> str:
 
 
 def _of(node: Node, holds: bool, scope: Scope) -> Values:
-    parts = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "(", ")", "comment")]
-    match node.type:
-        case "negated_command":
-            return _of(parts[-1], not holds, scope) if len(parts) == 2 else {}
-        case "list":
-            left, sign, right = parts
-            if not (_tests(left) and _tests(right)):
-                return {}
-            return _joined([_of(part, holds, scope) for part in (left, right)], holds == (source_of(sign) == "&&"))
-        case "test_command" | "compound_statement" if is_arithmetic(node):
-            found = _SUM.fullmatch(source_of(node))
-            return {found[1]: (found[3],)} if found and holds == (found[2] == "==") else {}
-        case "test_command" | "parenthesized_expression":
-            words = [leaf for part in parts for leaf in leaves(part)]
-            return _of_words(words, holds, scope, double=node.children[0].type != "[")
-        case "command" if source_of(node.children[0]) == "test":
-            return _of_words(node.children[1:], holds, scope, double=False)
-    return {}
+    inner = node
+    while inner.type == "negated_command":
+        inner = inner.named_children[-1]
+    if inner.type == "list" and not _tests(inner):
+        return {}
+    asked = Asked[Values](
+        words=lambda words, met, double: _of_words(words, met, scope, double),
+        joined=_joined,
+        computed=_computed,
+        run=lambda _, __: {},
+        nothing={},
+    )
+    return asked.of(node, holds)
+
+
+def _computed(node: Node, holds: bool) -> Values:
+    found = _SUM.fullmatch(source_of(node))
+    return {found[1]: (found[3],)} if found and holds == (found[2] == "==") else {}
 
 
 def _tests(node: Node) -> bool:
@@ -143,19 +144,8 @@ def _tests(node: Node) -> bool:
 
 
 def _of_words(words: list[Node], holds: bool, scope: Scope, double: bool) -> Values:
-    """Return what the words of a condition demand. `double`: they stand in [[ ]]."""
-    for sign in ("||", "&&") if double else ("-o", "-a"):
-        if len(parts := split_at(words, sign)) > 1:
-            found = [_of_words(part, holds, scope, double) for part in parts]
-            return _joined(found, holds == (sign in ("&&", "-a")))
-    if words and source_of(words[0]) == "!":
-        return _of_words(words[1:], not holds, scope, double)
-    if len(words) == 1 and words[0].type == "parenthesized_expression":
-        inner = [leaf for part in words[0].children[1:-1] for leaf in leaves(part)]
-        return _of_words(inner, holds, scope, double)
-    if len(words) != 3:
-        return {}
-    return _compared(words[0], source_of(words[1]), words[2], holds, scope, double)
+    """Return what the words of a test demand. `double`: they stand in [[ ]]."""
+    return _compared(words[0], source_of(words[1]), words[2], holds, scope, double) if len(words) == 3 else {}
 
 
 def _compared(left: Node, sign: str, right: Node, holds: bool, scope: Scope, double: bool) -> Values:
