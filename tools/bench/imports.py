@@ -7,7 +7,8 @@ with Python's collector at work. Processor seconds are those of the user and of 
 machine affects less than the time that passes. A full collection after the imports is measured, too.
 
 "With torch's compiler" is a rank that imports Megatron past the package, which has Megatron's functions compiled at
-their first call (gspo_hpc/policy/platform/lazy_compile.py) and not at their decoration.
+their first call (gspo_hpc/policy/platform/lazy_compile.py) and not at their decoration; that imports W&B and
+TensorBoard, too. "With Megatron's trackers" is a rank without gspo_hpc/policy/platform/left_out.py alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from step import cpu_model, environment, spread
 PARTS = {
     "a rank": "gspo_hpc.training.jobs.train",
     "a rank with torch's compiler": "megatron.core, gspo_hpc.training.jobs.train",
+    "a rank with Megatron's trackers": "wandb, torch.utils.tensorboard, gspo_hpc.training.jobs.train",
     "an engine": "vllm.entrypoints.llm, gspo_hpc.engine.plugin",
 }
 WAYS = ("collected", "uncollected")
