@@ -171,8 +171,9 @@ def _left_unset(found: Found, text: str, source: str | None, folder: Path, name:
     missed = dict(list(found.missed.items())[:_MOST_UNSET])
     if not missed or not (keys := decided(missed)):
         return
-    # Two may matter only together: then without either less is decided.
-    names = [one for one in missed if decided([one]) or decided(missed.keys() - {one}) != keys] or list(missed)
+    names = [one for one in missed if decided([one])]
+    if not names:  # some matter only together: without one of these less is decided
+        names = [one for one in missed if decided(missed.keys() - {one}) != keys] or list(missed)
     given = [f"the script's arguments (line {missed[one]})" if one == "@" else f"${one} (line {missed[one]})"
              for one in names]  # fmt: skip
     more = [f"{len(keys) - _MOST_TOLD} more"] if len(keys) > _MOST_TOLD else []
