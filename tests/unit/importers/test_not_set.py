@@ -39,6 +39,11 @@ def told(text: str) -> list[str]:
         "A=($M)\nif [ ${#A[@]} -gt 0 ]; then LR=1e-5; fi\n",
         "LR=${M:+1e-5}\nLR=${LR:-1e-6}\n",
         'declare -n N=M\nif [ -n "$N" ]; then LR=1e-5; fi\n',
+        'eval "$M"\n',
+        '[ -n "$M" ] && source "$M"\n',
+        "set -- $M\nLR=${1:-1e-6}\n",
+        'while [ -n "$M" ]; do LR=1e-5; break; done\n',
+        'longer() { [ -z "$M" ] && return; LR=1e-5; }\nlonger\n',
     ],
 )
 def test_a_variable_that_is_not_set_decides_nothing_in_silence(script: str) -> None:
@@ -60,6 +65,8 @@ def test_a_variable_that_is_not_set_decides_nothing_in_silence(script: str) -> N
         'if [ -n "$*" ]; then LR=1e-5; fi\n',
         'if [ "${@:-none}" != none ]; then LR=1e-5; fi\n',
         "LR=1e-6${1:+1}\n",
+        'eval "$@"\n',
+        'for pair in "$@"; do export "$pair"; done\n',
     ],
 )
 def test_arguments_that_are_not_given_decide_nothing_in_silence(script: str) -> None:

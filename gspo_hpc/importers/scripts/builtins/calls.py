@@ -118,8 +118,10 @@ def evaluated(reader: Reader, text: str) -> None:
     if len(reader.frames) >= DEEPEST or (partly and not _PLAIN.match(text)):
         reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
         return
-    whole = re.match(r"\s*\$\{?(\w+)\}?(?:\s|$)", text)
-    lost = partly or NAMED_LATER.search(text) or (whole and isinstance(reader.scope.get(whole[1]), Unknown))
+    whole = re.match(r"\s*\$\{?(\w+|[@*])\}?(?:\s|$)", text)
+    name = whole[1] if whole else ""
+    unknown = name in ("@", "*") or (name and isinstance(reader.scope.get(name), Unknown))
+    lost = partly or NAMED_LATER.search(text) or unknown
     reader.frames.append(None)
     reader.walk(parse(text).root_node.named_children)
     reader.frames.pop()
