@@ -146,8 +146,7 @@ def _prepared(text: str) -> str:
         ):  # the last word of a test, which the grammar takes for an operator
             token = '"$HOME"' if token == "~" else f"'{token}'"
         elif (
-            len(token) == 2
-            and token[1] in "()<>"
+            token in ("\\(", "\\)", "\\<", "\\>")
             and inner != '"'
             and _IN_BRACKETS.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()])
         ):
