@@ -61,6 +61,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
             return True
         case "shift":
             if rest and not rest[0].isdecimal():
+                if scope.arguments == (REST,):  # of which nothing is known before it either
+                    return None
                 raise ValueError(
                     f"shift {rest[0]}: not known before the script runs, so neither are $1 and the arguments after it"
                 )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST = 5_000  # statements followed, those of functions once for each call
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SETS = re.compile(r"(?m)(?:^|[;&|({]|\b(?:then|do|else|export|local|readonly)\b)[ \t]*([A-Za-z_]\w*)\+?=")
 _CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
 _PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
 
@@ -54,6 +55,8 @@ def follow(
     """
     reader = Reader(folder, name, exits, directives(text))
     reader.scope.presume(presumed)
+    for match in _SETS.finditer(text):
+        reader.places.setdefault(match[1], text.count("\n", 0, match.start(1)) + 1)
     try:
         reader.walk(parse(text).root_node.named_children)
     except RecursionError:
@@ -93,6 +96,7 @@ class Reader:
         self.exit_line = 0
         self.callers: list[Node | None] = []  # the calls of the functions around the present statement
         self.over = False  # an exit that ends nothing has been passed in the present block
+        self.places: dict[str, int] = {}  # variables that the script sets anywhere -> first line that does
         self.required: list[str] = []  # sentences on variables without whose values it ends
         self.demands = set[int]()  # statements that may lead to an exit which has just been passed
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
@@ -190,7 +194,9 @@ class Reader:
         shown = {key: value if isinstance(value, str) else f"${key}" for key, value in held.items()
                  if isinstance(value, str | Unknown)}  # fmt: skip
         lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
-        unknown = scope.calls() | {key: value.why for key, value in lost.items()}
+        unset = {key: f"is set in line {line}, but not on the way that is followed"
+                 for key, line in self.places.items() if key not in held}  # fmt: skip
+        unknown = unset | scope.calls() | {key: value.why for key, value in lost.items()}
         if is_open(scope.arguments):
             first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
             unknown |= {str(number): SHIFTED for number in range(first, 10)}

@@ -46,6 +46,7 @@ _OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"
 _KEY = re.compile(r"[\w.+-]+")
 _MOST_UNSET = 24  # variables that a script asks for, of which each is tried
 _MOST_TOLD = 6  # arguments that a note names
+_ADDED = "which arguments are added"
 _WHAT_IS_STARTED = "what is started"
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
@@ -165,7 +166,8 @@ def _left_unset(found: Found, text: str, source: str | None, folder: Path, name:
         if other.possible != found.possible:
             return [_WHAT_IS_STARTED]
         keys = (key for key in _differing(found, other, names) if key not in told and _KEY.fullmatch(key))
-        return [key for key in keys if not is_unset(found.values.get(key))]
+        added = [_ADDED] if any(word not in found.left for word in other.left) else []
+        return [*(key for key in keys if not is_unset(found.values.get(key))), *added]
 
     told = {key for line in found.notes for key in re.findall(r"^(?:--)?([\w.]+) is empty", line)}
     missed = dict(list(found.missed.items())[:_MOST_UNSET])

@@ -113,3 +113,22 @@ def test_a_run_that_a_variable_chooses_is_told(before: str) -> None:
     other = RUN.replace("--rlhf_type grpo", before)
     (line,) = told(f'LR=1e-6\nif [ -n "$B" ]; then\n{other}exit\nfi\n{RUN}')
     assert line.startswith("$B (line 2) is not set here, and may decide what is started: ")
+
+
+@pytest.mark.parametrize("word", ['"$@"', "$@", '"${@:2}"', "${EXTRA:-}", "$*"])
+def test_arguments_that_may_be_added_are_told(word: str) -> None:
+    (line,) = told(RUN.replace("$LR", f"1e-6 {word}"))
+    which = "$EXTRA (line 1) is" if "EXTRA" in word else "the script's arguments (line 1) are"
+    assert line.startswith(f"{which} not set here, and may decide which arguments are added: ")
+
+
+def test_options_read_by_getopts_and_taken_off_decide_what_they_set() -> None:
+    loop = 'while getopts "l:h" o; do case $o in l) LR=$OPTARG;; h) exit 0;; esac; done\nshift $((OPTIND - 1))\n'
+    (line,) = told(f"LR=1e-6\n{loop}{RUN}")
+    assert line.startswith("the script's arguments (line 2) are not set here, and may decide learning_rate: ")
+
+
+def test_a_variable_that_is_set_on_another_way_is_not_called_one_that_the_script_never_sets() -> None:
+    found = convert(f'if [ -n "$LORA" ]; then\n  MORE="--beta 1"\nfi\n{RUN[:-1]} $MORE\n'.replace("$LR", "1e-6"))
+    (line,) = [line for line in found.assumed if line.startswith("$MORE: ")]
+    assert line == "$MORE: $MORE is set in line 2, but not on the way that is followed; what it adds is not known"
