@@ -6,16 +6,18 @@ file, without a shell and without the projects themselves. What is not carried o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.importers import adapters, report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft, Source
 from gspo_hpc.importers.report import Argument, comments
+from gspo_hpc.importers.scripts.builtins import presumed
 from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts.recognise import recognise
@@ -53,7 +55,16 @@ class Converted:
 _ADDS = "what it adds is not known"  # the end of a note on a word that may be any number of arguments
 
 # Options of torchrun, accelerate and deepspeed that say how many ranks there are.
-_SIZES = {"num_processes", "num_machines", "nnodes", "nproc_per_node", "config_file", "num_gpus", "num_nodes"}
+_SIZES = {
+    "num_processes",
+    "num_machines",
+    "nnodes",
+    "nproc_per_node",
+    "config_file",
+    "num_gpus",
+    "num_nodes",
+    "include",
+}
 Convert = Callable[[Draft, list[Command], int | None, int | None], None]
 PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
     "swift": ("Megatron-SWIFT", "command line", "--", swift.convert),  # name, what is read, sign of an argument
@@ -78,7 +89,34 @@ def convert(
     text says, and `rows` (prompts of the data) is used if it does not say. `folder` and `name` are those of the text's
     file: files that it names are looked for beside it and above. Raises ValueError with one line for each mistake.
     """
-    found = _without_secrets(recognise(text, source, folder.resolve(), name))  # the same, however the file is named
+
+    def read(given: Collection[str] = (), notes: Iterable[str] = ()) -> tuple[Converted, Found]:
+        found = recognise(text, source, folder.resolve(), name, given)  # the same, however the file is named
+        found = _without_secrets(found._replace(notes=(*found.notes, *notes)))
+        return _converted(text, found, gpus, rows, folder, name), found
+
+    def again(given: Collection[str]) -> presumed.Outcome | None:
+        try:
+            return _outcome(*read(given))
+        except ValueError:
+            return None
+
+    converted, found = read()
+    notes = [*presumed.told(found.missed, _outcome(converted, found), again)]
+    return read(notes=notes)[0] if notes else converted
+
+
+def _outcome(converted: Converted, found: Found) -> presumed.Outcome:
+    """Return what is compared of two readings of a script."""
+    sections = as_dict(converted.config)
+    settings = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    keys = {re.split(r"[\s=]", argument.given, maxsplit=1)[0]: argument.keys for argument in converted.carried}
+    opened = (re.split(r"[\s=]", label, maxsplit=1)[0] for label in converted.open if not may_be_empty(label))
+    return presumed.Outcome(settings, keys, tuple(dict.fromkeys(opened)), frozenset(found.left), found.possible)
+
+
+def _converted(text: str, found: Found, gpus: int | None, rows: int | None, folder: Path, name: str) -> Converted:
+    """Return the config of a run that is recognised in a text."""
     project, kind, sign, converter = PROJECTS[found.source]
     kind = kind if found.commands or found.source == "trl" else "file"
     description = Source(project, kind, sign, tables.load(found.source))

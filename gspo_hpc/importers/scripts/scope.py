@@ -112,7 +112,7 @@ class Scope:
     emptied: dict[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
     line: int = 0  # of the present statement
     presumed: set[str] = field(default_factory=set)  # why values that whoever starts the script gives are not known
-    missed: dict[str, int] = field(default_factory=dict)  # variable that is not set (@: an argument) -> line of its use
+    missed: dict[str, str] = field(default_factory=dict)  # variable that is not set (@: argument) -> place of its use
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set, which is noted."""
@@ -135,7 +135,8 @@ class Scope:
         """Note that the script counts on a variable, or on its arguments (@), which a run may have been given."""
         name = "@" if not name.isidentifier() else name
         if name not in ALWAYS and not is_launched(name):
-            self.missed.setdefault(name, self.line)
+            of = f" of {self.here.rpartition('/')[2]}" if self.here else ""
+            self.missed.setdefault(name, f"line {self.line}{of}")
 
     def held(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""

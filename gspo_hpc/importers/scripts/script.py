@@ -30,4 +30,4 @@ class Script:
     read: tuple[str, ...] = ()  # files that it sources or starts, and that were read too
     required: tuple[str, ...] = ()  # sentences on variables without whose values it ends
     emptied: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
-    missed: Mapping[str, int] = field(default_factory=dict)  # variable that it does not set (@: argument) -> line
+    missed: Mapping[str, str] = field(default_factory=dict)  # variable that it does not set (@: argument) -> place

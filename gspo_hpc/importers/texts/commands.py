@@ -261,6 +261,7 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     launcher, _ = options(words[:launched])
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
+    variables = programs.included(words[:launched], launcher) | variables
     notes: list[str] = []
     left: dict[str, str] = {}
     might, places = dict[str, tuple[str, ...]](), dict[str, str]()

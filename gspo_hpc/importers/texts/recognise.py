@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.builtins import emptied
-from gspo_hpc.importers.scripts.scope import directives, is_launched, is_unset
+from gspo_hpc.importers.scripts.scope import directives, is_launched
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
@@ -39,15 +39,11 @@ _SIZES = (
     "nproc_per_node",
     "num_gpus",
     "num_nodes",
+    "include",
     *ACCELERATE,
 )
 # Keys that a task file of SkyPilot has beside `run`.
 _OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"}
-_KEY = re.compile(r"[\w.+-]+")
-_MOST_UNSET = 24  # variables that a script asks for, of which each is tried
-_MOST_TOLD = 6  # arguments that a note names
-_ADDED = "which arguments are added"
-_WHAT_IS_STARTED = "what is started"
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -55,8 +51,11 @@ _ENTRIES = (
 )
 
 
-def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Found:
-    """Return the one run in a text. `folder` and `name`: of its file. Raises ValueError with one line for a mistake."""
+def recognise(text: str, source: str | None, folder: Path, name: str = "", presumed: Collection[str] = ()) -> Found:
+    """Return the one run in a text. `folder` and `name`: of its file. Raises ValueError with one line for a mistake.
+
+    `presumed`: variables (@: the arguments) that whoever starts a shell script gives it, not known to what.
+    """
     if not text.strip():
         raise ValueError("it is empty")
     if _is_page(text, name):
@@ -74,7 +73,7 @@ def recognise(text: str, source: str | None, folder: Path, name: str = "") -> Fo
     if raw is not None:
         _refuse_task(raw)
         return documents.from_yaml(raw, source, folder, name, text)
-    return _from_script(text, source, folder, name)
+    return _from_script(text, source, folder, name, presumed)
 
 
 def _is_page(text: str, name: str) -> bool:
@@ -117,9 +116,9 @@ def _from_python(text: str, folder: Path, name: str) -> Found:
     return documents.with_python(found, python_source.read(text, place), "the file")
 
 
-def _from_script(text: str, source: str | None, folder: Path, name: str) -> Found:
-    found = _followed(text, source, folder, name)
-    notes = (*_defaults_taken(found, text, source, folder, name), *_left_unset(found, text, source, folder, name))
+def _from_script(text: str, source: str | None, folder: Path, name: str, presumed: Collection[str] = ()) -> Found:
+    found = _followed(text, source, folder, name, presumed)
+    notes = () if presumed else tuple(_defaults_taken(found, text, source, folder, name))
     return found._replace(notes=(*found.notes, *notes))
 
 
@@ -151,46 +150,7 @@ def _differing(one: Found, other: Found, variables: Container[str]) -> list[str]
     return list(dict.fromkeys(names))
 
 
-def _left_unset(found: Found, text: str, source: str | None, folder: Path, name: str) -> Iterator[str]:
-    """Yield what follows from variables, and arguments of the script, that it asks for and that are not set here.
-
-    The script is followed once more with all of them set to what is not known, and then with each. What their absence
-    empties is told elsewhere.
-    """
-
-    def decided(names: Collection[str]) -> list[str]:
-        try:
-            other = _followed(text, source, folder, name, tuple(names))
-        except ValueError:
-            return [_WHAT_IS_STARTED]
-        if other.possible != found.possible:
-            return [_WHAT_IS_STARTED]
-        keys = (key for key in _differing(found, other, names) if key not in told and _KEY.fullmatch(key))
-        added = [_ADDED] if any(word not in found.left for word in other.left) else []
-        return [*(key for key in keys if not is_unset(found.values.get(key))), *added]
-
-    told = {key for line in found.notes for key in re.findall(r"^(?:--)?([\w.]+) is empty", line)}
-    missed = dict(list(found.missed.items())[:_MOST_UNSET])
-    if not missed or not (keys := decided(missed)):
-        return
-    names = [one for one in missed if decided([one])]
-    if not names:  # some matter only together: without one of these less is decided
-        names = [one for one in missed if decided(missed.keys() - {one}) != keys] or list(missed)
-    given = [f"the script's arguments (line {missed[one]})" if one == "@" else f"${one} (line {missed[one]})"
-             for one in names]  # fmt: skip
-    more = [f"{len(keys) - _MOST_TOLD} more"] if len(keys) > _MOST_TOLD else []
-    yield (
-        f"{_listed(given)} {'is' if names != ['@'] and len(names) == 1 else 'are'} not set here, and may decide "
-        f"{_listed([*keys[:_MOST_TOLD], *more])}: the original run may have had other values"
-    )
-
-
-def _listed(words: Sequence[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _followed(text: str, source: str | None, folder: Path, name: str, presumed: Sequence[str] = ()) -> Found:
+def _followed(text: str, source: str | None, folder: Path, name: str, presumed: Collection[str] = ()) -> Found:
     script = follow(text, folder, name, presumed=presumed)
     others: list[str] = []
     runs, lists = _runs(script, source, folder, name, others)

@@ -27,5 +27,5 @@ class Found(NamedTuple):
     doubted: frozenset[str] = frozenset()  # arguments that they may change
     might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> the values that it may give them
     places: Mapping[str, str] = {}  # arguments that a file which the command names gives -> that file
-    missed: Mapping[str, int] = {}  # variables that the script asks for and does not set (@: arguments) -> line
+    missed: Mapping[str, str] = {}  # variables that the script asks for and does not set (@: arguments) -> place
     possible: int = 0  # runs beside it that start only if a condition holds that is not known

@@ -44,3 +44,15 @@ def test_deepspeed_is_given_its_sizes() -> None:
 def test_a_run_behind_eval_is_one_run(text: str) -> None:
     script = f'CMD="swift rlhf --rlhf_type grpo --model a/b --num_generations 4"\n{text}\n'
     assert convert(script).config.model.path == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("include", "nodes", "each"),
+    [("localhost:0,1,2,3", 1, 4), ("worker-0:0,1@worker-1:2,3", 2, 2), ("worker-0:0@worker-1:0,1", 1, 1)],
+)
+def test_gpus_that_deepspeed_is_told_one_by_one_are_counted(include: str, nodes: int, each: int) -> None:
+    run = "grpo.py --model_name_or_path q --num_generations 8 --gradient_accumulation_steps 8 --dataset_name d"
+    found = convert(f"deepspeed --include {include} {run}\n")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (nodes, each)
+    told = [item.name for item in (found.left if each == 1 else found.carried)]
+    assert "include" in told and any("1 GPU is assumed" in line for line in found.assumed) == (each == 1)

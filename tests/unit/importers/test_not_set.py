@@ -6,6 +6,8 @@ decide a setting in silence.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -48,7 +50,7 @@ def told(text: str) -> list[str]:
 )
 def test_a_variable_that_is_not_set_decides_nothing_in_silence(script: str) -> None:
     (line,) = told(f"LR=1e-6\n{script}{RUN}")
-    assert line.startswith("$M (line ") and " is not set here, and may decide learning_rate: " in line
+    assert line.startswith("$M (line ") and " is not set here, and may decide --learning_rate: " in line
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_variable_that_is_not_set_decides_nothing_in_silence(script: str) -> N
 def test_arguments_that_are_not_given_decide_nothing_in_silence(script: str) -> None:
     (line,) = told(f"LR=1e-6\n{script}{RUN}")
     assert (
-        line.startswith("the script's arguments (line ") and " are not set here, and may decide learning_rate" in line
+        line.startswith("the script's arguments (line ") and " are not set here, and may decide --learning_rate" in line
     )
 
 
@@ -95,7 +97,7 @@ def test_what_makes_no_difference_is_not_told(script: str) -> None:
 
 def test_variables_that_matter_only_together_are_both_named() -> None:
     (line,) = told('LR=1e-6\n[ -n "$C" ] && set -x\nif [[ $A = 1 && $B = 2 ]]; then LR=1e-5; fi\n' + RUN)
-    assert line.startswith("$A (line 3) and $B (line 3) are not set here, and may decide learning_rate: ")
+    assert line.startswith("$A (line 3) and $B (line 3) are not set here, and may decide --learning_rate: ")
 
 
 def test_only_those_that_matter_are_named_and_no_more_than_six_arguments() -> None:
@@ -125,10 +127,42 @@ def test_arguments_that_may_be_added_are_told(word: str) -> None:
 def test_options_read_by_getopts_and_taken_off_decide_what_they_set() -> None:
     loop = 'while getopts "l:h" o; do case $o in l) LR=$OPTARG;; h) exit 0;; esac; done\nshift $((OPTIND - 1))\n'
     (line,) = told(f"LR=1e-6\n{loop}{RUN}")
-    assert line.startswith("the script's arguments (line 2) are not set here, and may decide learning_rate: ")
+    assert line.startswith("the script's arguments (line 2) are not set here, and may decide --learning_rate: ")
 
 
 def test_a_variable_that_is_set_on_another_way_is_not_called_one_that_the_script_never_sets() -> None:
     found = convert(f'if [ -n "$LORA" ]; then\n  MORE="--beta 1"\nfi\n{RUN[:-1]} $MORE\n'.replace("$LR", "1e-6"))
     (line,) = [line for line in found.assumed if line.startswith("$MORE: ")]
     assert line == "$MORE: $MORE is set in line 2, but not on the way that is followed; what it adds is not known"
+
+
+def test_of_many_variables_the_one_that_decides_is_found() -> None:
+    many = "".join(f'[ -n "$D{number}" ] && set -x\n' for number in range(70))
+    (line,) = told(f'LR=1e-6\n{many}[ -n "$LAST" ] && LR=2e-6\n{RUN}')
+    assert line.startswith("$LAST (line 72) is not set here, and may decide --learning_rate: ")
+
+
+def test_what_engines_of_their_own_are_given_counts_too() -> None:
+    server = "CUDA_VISIBLE_DEVICES=4,5,6,7 swift rollout --model q --vllm_tensor_parallel_size $TP &\n"
+    run = RUN.replace("=8 swift", "=4 swift").replace("$LR\n", "1e-6 --use_vllm true --vllm_mode server ")
+    run += "--vllm_server_host 127.0.0.1 --vllm_server_port 8000\n"
+    (line,) = told(f'TP=1\n[ -n "$BIG" ] && TP=4\n{server}CUDA_VISIBLE_DEVICES=0,1,2,3 {run}')
+    assert line.startswith("$BIG (line 2) is not set here, and may decide tensor_parallel_size: ")
+
+
+def test_a_variable_that_chooses_the_program_decides_what_follows_from_it() -> None:
+    (line,) = told(
+        'E="swift rlhf"\n[ -n "$BIG" ] && E="megatron rlhf"\n' + RUN.replace("swift rlhf", "$E").replace("$LR", "1")
+    )
+    assert line.startswith("$BIG (line 2) is not set here, and may decide ") and "adapter.type" in line
+
+
+def test_a_variable_with_which_the_script_would_end_decides_nothing() -> None:
+    assert told(f'LR=1e-6\nif [ -n "$Q" ]; then exit 1; fi\nA=(--beta 0.1)\n{RUN[:-1]} "${{A[@]}}"\n') == []
+
+
+def test_the_file_of_a_line_is_named_where_it_is_not_the_script(tmp_path: Path) -> None:
+    (tmp_path / "common.sh").write_text('LR=1e-6\nif [ -n "$BIG" ]; then LR=1e-5; fi\n')
+    found = convert(f"source common.sh\n{RUN}", folder=tmp_path, name="run.sh")
+    (line,) = [line for line in found.assumed if line.endswith(END)]
+    assert line.startswith("$BIG (line 2 of common.sh) is not set here, ")

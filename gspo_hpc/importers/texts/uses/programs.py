@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options
@@ -78,3 +79,17 @@ def _is_trls(command: Command, place: Path, word: str) -> bool:
     except ValueError:
         return False
     return bool(re.search(r"\btrl\b", text)) and not re.search(r"\bswift\b", text)
+
+
+def included(words: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
+    """Return num_gpus and num_nodes of ``deepspeed --include HOST:0,1@HOST:0,1``, which names GPUs one by one.
+
+    `given`: the options among the words. Nothing where nodes have different numbers of GPUs, or the GPUs are not known.
+    """
+    named = given.get("include")
+    if not isinstance(named, str) or not any(os.path.basename(word) == "deepspeed" for word in words):
+        return {}
+    counts = [len(re.findall(r"\d+", slots)) for _, _, slots in (host.partition(":") for host in named.split("@"))]
+    if "$" in named or len({*counts}) != 1 or not counts[0]:
+        return {}
+    return {"num_gpus": str(counts[0]), "num_nodes": str(len(counts))}
