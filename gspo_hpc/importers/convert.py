@@ -56,14 +56,8 @@ _ADDS = "what it adds is not known"  # the end of a note on a word that may be a
 
 # Options of torchrun, accelerate and deepspeed that say how many ranks there are.
 _SIZES = {
-    "num_processes",
-    "num_machines",
-    "nnodes",
-    "nproc_per_node",
-    "config_file",
-    "num_gpus",
-    "num_nodes",
-    "include",
+    *("num_processes", "num_machines", "nnodes", "nproc_per_node"),
+    *("config_file", "num_gpus", "num_nodes", "include"),
 }
 Convert = Callable[[Draft, list[Command], int | None, int | None], None]
 PROJECTS: dict[str, tuple[str, str, str, Convert]] = {
@@ -257,5 +251,7 @@ def _launched(found: Found, draft: Draft, gpus: int | None) -> Iterator[Argument
             yield Argument(name, given, why="--gpus takes precedence over it")
         elif is_unset(text):
             yield Argument(name, given, why=f"{draft.why_unset(text)}; it is left out")
+        elif name == "include" and "num_gpus" not in found.variables:
+            yield Argument(name, given, why="its nodes have different numbers of GPUs; here all have equally many")
         else:
             yield Argument(name, given, ("cluster.nodes", "cluster.gpus_per_node"))

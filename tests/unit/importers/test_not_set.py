@@ -151,9 +151,8 @@ def test_what_engines_of_their_own_are_given_counts_too() -> None:
 
 
 def test_a_variable_that_chooses_the_program_decides_what_follows_from_it() -> None:
-    (line,) = told(
-        'E="swift rlhf"\n[ -n "$BIG" ] && E="megatron rlhf"\n' + RUN.replace("swift rlhf", "$E").replace("$LR", "1")
-    )
+    run = RUN.replace("swift rlhf", "$E").replace("$LR", "1")
+    (line,) = told(f'E="swift rlhf"\n[ -n "$BIG" ] && E="megatron rlhf"\n{run}')
     assert line.startswith("$BIG (line 2) is not set here, and may decide ") and "adapter.type" in line
 
 
