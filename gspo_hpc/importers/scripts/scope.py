@@ -43,6 +43,7 @@ _LAUNCHED = re.compile(
 )
 _NODES = re.compile(r"(?m)^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\s*(?:#.*)?$")
 _GPUS = re.compile(r"(?m)^#SBATCH\s+--(?:gres[= ]gpu:(?:\w+:)?|gpus-per-node[= ](?:\w+:)?)(\d+)\s*(?:#.*)?$")
+_EXPORT = re.compile(r"(?m)^#SBATCH\s+--export[= ](\S+)")
 _LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
 
 
@@ -53,6 +54,15 @@ def directives(text: str) -> dict[str, str]:
         found |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), match[1])
     if match := _GPUS.search(text):
         found |= dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), match[1])
+    return found | exports(text)
+
+
+def exports(text: str) -> dict[str, str]:
+    """Return the variables that lines ``#SBATCH --export=NAME=value,...`` of a script put into its environment."""
+    found: dict[str, str] = {}
+    for match in _EXPORT.finditer(text):
+        pairs = (pair.partition("=") for pair in match[1].strip("\"'").split(","))
+        found |= {name: value for name, sign, value in pairs if sign and name.isidentifier()}
     return found
 
 

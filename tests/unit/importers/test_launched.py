@@ -151,3 +151,11 @@ def test_arguments_of_trl_are_no_run_of_ms_swift() -> None:
     text = "python train.py --model_name_or_path m --num_generations 4 --beta 0.1 --max_completion_length 99"
     with pytest.raises(ValueError, match="train.py has arguments of TRL, and no --rlhf_type"):
         convert(text, "ms-swift")
+
+
+def test_variables_that_a_line_of_sbatch_exports_are_set() -> None:
+    run = "swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8"
+    head = "#!/bin/bash\n#SBATCH --export=ALL,LR=2e-6,NPROC_PER_NODE=4\n"
+    found = convert(f"{head}{run} --learning_rate ${{LR:-1e-6}}\n")
+    assert (found.config.optimizer.lr, found.config.cluster.gpus_per_node) == (2e-6, 4)
+    assert "$LR: 2e-6, by a line #SBATCH; sbatch may be given another" in found.assumed

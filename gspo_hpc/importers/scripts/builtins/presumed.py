@@ -16,7 +16,7 @@ _ADDED = "which arguments are added"
 
 
 class Outcome(NamedTuple):
-    """What a script amounts to."""
+    """Hold what a script amounts to."""
 
     settings: Mapping[str, Any]  # of our config, by their keys
     carried: Mapping[str, Collection[str]]  # arguments -> keys of settings that they decide
