@@ -41,29 +41,7 @@ _LAUNCHED = re.compile(
     r"(?:SLURM|SLURMD|PBS|LSB|SGE|OMPI|PMI|PMIX)_\w+|(?:CUDA|NVIDIA|HIP|ROCR|ASCEND_RT)_VISIBLE_DEVICES|"
     r"(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)"
 )
-_NODES = re.compile(r"(?m)^#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\s*(?:#.*)?$")
-_GPUS = re.compile(r"(?m)^#SBATCH\s+--(?:gres[= ]gpu:(?:\w+:)?|gpus-per-node[= ](?:\w+:)?)(\d+)\s*(?:#.*)?$")
-_EXPORT = re.compile(r"(?m)^#SBATCH\s+--export[= ](\S+)")
 _LONGEST = 1 << 16  # characters of a value; X=$X$X in a few lines makes it as long as one likes
-
-
-def directives(text: str) -> dict[str, str]:
-    """Return the variables that Slurm sets by the lines #SBATCH of a script, if sbatch gets no other options."""
-    found: dict[str, str] = {}
-    if match := _NODES.search(text):
-        found |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), match[1])
-    if match := _GPUS.search(text):
-        found |= dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), match[1])
-    return found | exports(text)
-
-
-def exports(text: str) -> dict[str, str]:
-    """Return the variables that lines ``#SBATCH --export=NAME=value,...`` of a script put into its environment."""
-    found: dict[str, str] = {}
-    for match in _EXPORT.finditer(text):
-        pairs = (pair.partition("=") for pair in match[1].strip("\"'").split(","))
-        found |= {name: value for name, sign, value in pairs if sign and name.isidentifier()}
-    return found
 
 
 @dataclass(frozen=True)

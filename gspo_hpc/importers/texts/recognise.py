@@ -10,8 +10,8 @@ from typing import Any
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.builtins import emptied
-from gspo_hpc.importers.scripts.scope import directives, is_launched
-from gspo_hpc.importers.scripts.script import Command, Script
+from gspo_hpc.importers.scripts.scope import is_launched
+from gspo_hpc.importers.scripts.script import Command, Script, directives
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
