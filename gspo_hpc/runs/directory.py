@@ -49,6 +49,7 @@ class RunDir:
         self.retired = self.path / "retired.jsonl"  # prompts that are no longer sampled
         self.experts = self.path / "experts.json"  # tokens of each expert in the latest update
         self.record = self.path / "record"  # samples of some steps, token by token; see sample_record
+        self.evaluations = self.path / "evaluations"  # completions of each evaluation, by step
         self.report = self.path / "report.html"
         self.wandb = self.path / "wandb"
 
@@ -126,11 +127,17 @@ class RunDir:
         return [record for record, _ in _lines_of_steps(self.metrics)]
 
     def truncate_metrics(self, after_step: int) -> None:
-        """Drop, atomically, the records of steps above `after_step` and a torn last line; of retired.jsonl, too."""
+        """Drop, atomically, the records of steps above `after_step` and a torn last line; of retired.jsonl, too.
+
+        Completions of evaluations after that step go as well.
+        """
         for path in (self.metrics, self.retired):
             lines = [line for record, line in _lines_of_steps(path) if record["step"] <= after_step]
             if path.exists():
                 write_atomically(path, b"".join(line + b"\n" for line in lines))
+        for step, files in self.stored_evaluations().items():
+            for path in files if step > after_step else ():
+                path.unlink()
 
     def append_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append completions to look at (step, phase, prompt, ...) to samples.jsonl, one line each."""
@@ -139,6 +146,15 @@ class RunDir:
     def append_retired(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append prompts that are no longer sampled (step, row, pass_rate, ...) to retired.jsonl, one line each."""
         append_lines(self.retired, rows)
+
+    def stored_evaluations(self) -> dict[int, list[Path]]:
+        """Return the files with the completions of evaluations by step: of one within the run, and of the command."""
+        found: dict[int, list[Path]] = {}
+        for path in sorted(self.evaluations.iterdir()) if self.evaluations.is_dir() else ():
+            step = path.name.removesuffix(".jsonl").removesuffix("-eval")
+            if path.suffix == ".jsonl" and step.isascii() and step.isdecimal():
+                found.setdefault(int(step), []).append(path)
+        return found
 
     def attempt_folders(self) -> list[Path]:
         """Return attempts/NNNN, oldest first."""
@@ -253,7 +269,8 @@ def _begin_anew(run: RunDir, config: Config) -> None:
     with these, and so would its evaluation before the first step. Whatever kills this in between leaves a run without
     a step, of the old config or of the new one, whose config.yaml is written last.
     """
-    for folder in (run.rollouts, run.record, run.path / "tensorboard"):  # other trackers find theirs by the id
+    tensorboard = run.path / "tensorboard"  # other trackers find theirs by the id
+    for folder in (run.rollouts, run.record, run.evaluations, tensorboard):
         if folder.exists():
             remove_tree(folder)
     for file in (run.samples, run.retired, run.experts, run.metrics):

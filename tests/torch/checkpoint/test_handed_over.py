@@ -23,6 +23,7 @@ import torch
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
+from gspo_hpc.evaluation import stored
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import new_job_folder, record_job
@@ -51,6 +52,7 @@ KINDS_OF_FILES = {
     "checkpoints/N/teacher.json",
     *("checkpoints/N/megatron/N.distcp", "checkpoints/N/megatron/common.pt", "checkpoints/N/megatron/index.json"),
     *("jobs/N/config.yaml", "jobs/N/job.json", "record/rank-N.jsonl.gz", "rollouts/N/rank-N.journal"),
+    *("evaluations/N.jsonl", "evaluations/N-eval.jsonl"),
     *("experts.json", "attempts/N/rank-N.stacks", "attempts/N/srun.log", "attempts/N/traces/*"),
     *("wandb/*.wandb", "swanlab/*.swanlab", "tensorboard/*", "wandb/*", "swanlab/*"),
 }
@@ -293,6 +295,8 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
     made.plan.write_text("{}")
     made.experts.write_text("{}")
+    stored.write_into(made, 1, [])
+    stored.write_into(made, 1, [], by_command=True)
     made.append_retired([{"step": 1, "row": 0, "pass_rate": 1.0}])
     job = new_job_folder(made.path)
     record_job(job, "7", "gspo_hpc")
