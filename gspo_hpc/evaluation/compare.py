@@ -102,5 +102,5 @@ def _by_prompt(prompts: Sequence[Asked]) -> dict[_Key, Asked]:
 
 def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     differences = [two - one for one, two in zip(first, second, strict=True)]
-    means = [math.fsum(values) / len(values) for values in (first, second)]
-    return Difference(*means, math.fsum(differences) / len(differences), *difference_interval(differences))
+    one, two, mean = (math.fsum(values) / len(values) for values in (first, second, differences))
+    return Difference(one, two, mean, *difference_interval(differences))

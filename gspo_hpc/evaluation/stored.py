@@ -155,10 +155,10 @@ def regraded(stored: Stored, name: str, graded: Sequence[Sequence[Mapping[str, A
     prompts = []
     for one, new in zip(stored.prompts, graded, strict=True):
         greedy, *samples = [
-            {key: value for key, value in each.raw.items() if key != "answer"} | found
+            {**{key: value for key, value in each.raw.items() if key != "answer"}, **found}
             for each, found in zip(one.answers, new, strict=True)
         ]
-        prompts.append(_asked(one.raw | {"decides": name, "greedy": greedy, "samples": samples}))
+        prompts.append(_asked({**one.raw, "decides": name, "greedy": greedy, "samples": samples}))
     return Stored(stored.path, tuple(prompts))
 
 

@@ -31,6 +31,7 @@ from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.runs.sweep import SweepDir
 from tests.swanlab_server import SwanlabServer
 from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
+from tests.unit.evaluation.kept import row
 from tests.unit.runs.test_sample_record import group
 from tests.wandb_server import WandbServer
 from tools.make_random_model import make_random_model
@@ -295,8 +296,8 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
     made.plan.write_text("{}")
     made.experts.write_text("{}")
-    stored.write_into(made, 1, [])
-    stored.write_into(made, 1, [], by_command=True)
+    for step in (1, 2):
+        stored.write_into(made, step, [row(1, True, step=step)], by_command=step == 2)
     made.append_retired([{"step": 1, "row": 0, "pass_rate": 1.0}])
     job = new_job_folder(made.path)
     record_job(job, "7", "gspo_hpc")
@@ -311,6 +312,7 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
 # Those that read a run and call neither its code nor a library of tensors.
 COMMANDS = (
     *(("status", "RUN"), ("status", "SWEEP"), ("diagnose", "RUN"), ("logs", "RUN"), ("cancel", "RUN")),
+    ("compare", "RUN", "RUN", "--steps", "1", "2"),
     *(("report", "RUN"), ("report", "--compare", "RUN", "RUN", "--out", "OUT")),
 )
 # Trackers whose files lie here are written to; the others' are sent to a server (below).
