@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two evaluations say of the prompts that both have."""
+    """The scores of two evaluations on the prompts that both have."""
 
     first: Stored
     second: Stored
