@@ -224,7 +224,8 @@ def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: No
     make_private_dir(run.path)
     lock = run.lock()
     try:
-        for left in run.path.glob(".*.tmp"):  # left by a write that was killed
+        # Left by a write that was killed. Those of the command `eval`, which takes no lock, may be in use.
+        for left in (*run.path.glob(".*.tmp"), *run.evaluations.glob(".*[0-9].jsonl.*.tmp")):
             left.unlink(missing_ok=True)
         resumed = run.info.exists()
         if resumed:

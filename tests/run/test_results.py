@@ -66,7 +66,7 @@ def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[
 def test_completions_are_graded_again_and_compared_without_an_engine(
     uninterrupted: Path, scores: dict[str, float], tmp_path: Path
 ) -> None:
-    """4 s. Catches completions that are not kept, or with other grades than those that the scores came of."""
+    """Five commands, 15 s. Catches completions that are not kept, or with other grades than the scores came of."""
     folder = uninterrupted / "evaluations"
     first, last = folder / "000000.jsonl", folder / f"{harness.STEPS:06d}.jsonl"
     records = {record["step"]: record for record in harness.metrics(uninterrupted)}
