@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -151,9 +152,8 @@ class RunDir:
         """Return the files with the completions of evaluations by step: of one within the run, and of the command."""
         found: dict[int, list[Path]] = {}
         for path in sorted(self.evaluations.iterdir()) if self.evaluations.is_dir() else ():
-            step = path.name.removesuffix(".jsonl").removesuffix("-eval")
-            if path.suffix == ".jsonl" and step.isascii() and step.isdecimal():
-                found.setdefault(int(step), []).append(path)
+            if named := re.fullmatch(r"([0-9]+)(-eval)?\.jsonl", path.name):
+                found.setdefault(int(named[1]), []).append(path)
         return found
 
     def attempt_folders(self) -> list[Path]:
