@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config import loader
+from gspo_hpc.evaluation import stored
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.starter import project
 from gspo_hpc.system.files import write_json
 from tests import pages
+from tests.unit.evaluation.kept import row
 
 # What a marked block needs, and what of it shows in the block: nothing else may be marked so.
 REASONS = {
@@ -166,10 +168,20 @@ def finished_run(path: Path, config: Path) -> RunDir:
     for step in range(1, 21):
         run.append_metrics(_record(step))
     run.append_samples([{"step": 0, "phase": "before", "prompt": "1 + 1 = ?", "completion": "3", "reward": 0.0}])
+    for step, right in ((0, range(0, 40, 3)), (20, range(6, 40))):
+        stored.write_into(run, step, [_evaluated(step, number, number in right) for number in range(40)])
     for log in (attempt.console, attempt.log_path(0)):
         log.write_text("step 20\n", "utf-8")
     attempt.finish("done", 0, "all steps")
     return run
+
+
+def _evaluated(step: int, number: int, right: bool) -> dict[str, object]:
+    """Return what an evaluation keeps of a prompt; some right answers are sentences."""
+    asked = row(number, right, [right, (number + step) % 3 == 0, number % 2 == 0, right], step=step)
+    if right and number % 4 == 0:
+        asked["greedy"] |= {"text": f"It is {number}."}
+    return asked
 
 
 def _record(step: int) -> dict[str, object]:

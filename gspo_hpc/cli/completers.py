@@ -43,6 +43,8 @@ def _attach(action: argparse.Action) -> None:
         found = configs
     elif kind == "RUN":
         found = runs
+    elif kind == "RUN|FILE":
+        found = stored
     elif kind in ("CONFIG|RUN|MODEL_FOLDER", "RUN|MODEL_FOLDER"):
         found = targets
     elif kind == "DIR":
@@ -74,6 +76,11 @@ def runs(prefix: str, **_: object) -> Offers:
 def targets(prefix: str, **_: object) -> Offers:
     """Offer what can be evaluated."""
     return configs(prefix) | runs(prefix)
+
+
+def stored(prefix: str, **_: object) -> Offers:
+    """Offer runs, and files with the completions of an evaluation."""
+    return dict.fromkeys(FilesCompleter(("jsonl",))(prefix), "") | runs(prefix)
 
 
 def keys(prefix: str, **_: object) -> Offers:

@@ -55,6 +55,15 @@ def require_path(path: Path, what: str) -> None:
         raise ValueError(f"{path}: no such {what}{hint}")
 
 
+def require_new_file(path: Path | None) -> None:
+    """Raise ValueError if a file cannot be written because it is there, or its folder is not. None is no file."""
+    if path is None:
+        return
+    if path.exists():
+        raise ValueError(f"--out {path}: exists; give another file")
+    require_path(path.parent, "folder")
+
+
 def _stem(name: str) -> str:
     """Return a name without the ending that says what kind of file it is; the size in Qwen2.5-7B is none."""
     stem, _, ending = name.rpartition(".")

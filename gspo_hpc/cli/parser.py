@@ -37,6 +37,8 @@ FOLDERS = {  # of commands/, each with its commands and their one line of help
         "logs": "show the logs of a run",
         "cancel": "end a run, with a checkpoint",
         "eval": "evaluate a run, a checkpoint or a model folder",
+        "rescore": "grade the completions of an evaluation again",
+        "compare": "compare two evaluations, prompt by prompt",
         "serve": "start vLLM's server on a run or a model folder",
         "export": "write a checkpoint as a Hugging Face folder",
         "report": "write the report page of a run",

@@ -6,18 +6,18 @@ it more than half of a full mark.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.records import Completion, Prompt
 from gspo_hpc.data.table import GroupTable, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
-from gspo_hpc.evaluation.scores import avg_at_k, majority, mean_interval, pass_at_k, wilson_interval
+from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
+from gspo_hpc.evaluation.scores import majority, summary
+from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.process_groups import Ranks
-from gspo_hpc.rewards.builtin import ANSWERS
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated
 
@@ -35,15 +35,19 @@ class CompletionSource(Protocol):
         """Sample and grade completions of every prompt. Collective."""
 
 
-def run(
-    worker: CompletionSource, prompts: Sequence[Prompt], count: int, config: Config
-) -> tuple[dict[str, float], ShardedGroups]:
-    """Return the scores by name, and the greedy groups. Collective.
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """The scores by name, the greedy groups, and those of samples, if `eval.samples` is above 1."""
 
-    Rank 0 gives the prompts, and all ranks their number.
-    `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
-    So are those that end in `_low` and `_high` of the scores of samples, by drawing prompts again (bootstrap).
-    `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
+    scores: dict[str, float]
+    greedy: ShardedGroups
+    sampled: ShardedGroups | None = None
+
+
+def run(worker: CompletionSource, prompts: Sequence[Prompt], count: int, config: Config) -> Evaluated:
+    """Return the scores and the groups that they were made of. Collective.
+
+    Rank 0 gives the prompts, and all ranks their number. :func:`gspo_hpc.evaluation.scores.summary` has the scores.
     """
     slots, chosen = range(count), dict(enumerate(prompts))
     length = config.rollout.max_response_length
@@ -52,33 +56,64 @@ def run(
     groups = exchange.gather_table(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
     right = are_right(groups.table, config)
     lengths = groups.table.rows["sampled_len"].tolist()
-    low, high = wilson_interval(sum(right), len(right))
     ungraded = len(right) - sum(are_graded(groups.table, config))
-    scores = {
-        "eval/accuracy": sum(right) / len(right),
-        "eval/accuracy_low": low,
-        "eval/accuracy_high": high,
-        "eval/response_length": sum(lengths) / len(lengths),
-    }
-    if ungraded:
-        scores["eval/ungraded"] = ungraded / len(right)
     k = config.eval.samples
-    if k > 1:
-        sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
-        drawn = exchange.gather_table(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
-        marks = are_right(drawn.table, config)
-        table = [marks[i : i + k] for i in range(0, len(marks), k)]
-        found = {f"eval/avg@{k}": avg_at_k(table), f"eval/pass@{k}": pass_at_k(table, k)}
-        if (answer := _answer_of(config)) is not None:
-            own = {
-                slot: majority([answer(one.text) for one in group.completions], table[slot])
-                for slot, group in drawn.own.items()
-            }
-            found[f"eval/maj@{k}"] = list(exchange.gather_values(own).values())
-        for name, values in found.items():
-            scores[name] = math.fsum(values) / len(values)
-            scores[f"{name}_low"], scores[f"{name}_high"] = mean_interval(values)
-    return scores, groups
+    if k <= 1:
+        return Evaluated(summary(right, lengths, ungraded), groups)
+    sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
+    drawn = exchange.gather_table(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
+    marks = are_right(drawn.table, config)
+    table = [marks[i : i + k] for i in range(0, len(marks), k)]
+    majorities = None
+    if (answer := answer_of(config)) is not None:
+        own = {
+            slot: majority([answer(one.text) for one in group.completions], table[slot])
+            for slot, group in drawn.own.items()
+        }
+        majorities = list(exchange.gather_values(own).values())
+    return Evaluated(summary(right, lengths, ungraded, table, majorities), groups, drawn)
+
+
+def rows(exchange: Exchange, found: Evaluated, config: Config, step: int | None) -> list[dict[str, Any]]:
+    """Return on rank 0 what :mod:`gspo_hpc.evaluation.stored` keeps, by prompt; nothing elsewhere. Collective."""
+    greedy = exchange.gather_texts(found.greedy, _told(found.greedy, config))
+    samples = {} if found.sampled is None else exchange.gather_texts(found.sampled, _told(found.sampled, config))
+    return [
+        {"step": step, "decides": decider(config)}
+        | group["prompt"]
+        | {"greedy": group["completions"][0], "samples": samples[slot]["completions"] if slot in samples else []}
+        for slot, group in sorted(greedy.items())
+    ]
+
+
+def _told(groups: ShardedGroups, config: Config) -> dict[int, dict[str, Any]]:
+    """Return what is kept of the groups that this rank holds, by slot."""
+    name, answer = decider(config), answer_of(config)
+    return {
+        slot: {
+            "prompt": {"row": group.prompt.index, "prompt": group.prompt.text, "fields": group.prompt.fields},
+            "completions": [
+                _completion(one, name) | ({} if answer is None else {"answer": answer(one.text)})
+                for one in group.completions
+            ],
+        }
+        for slot, group in groups.own.items()
+    }
+
+
+def _completion(one: Completion, name: str) -> dict[str, Any]:
+    return {
+        "text": one.text,
+        "tokens": one.tokens.tolist(),
+        "sampled": len(one.sampled),
+        "finish_reason": one.finish_reason,
+        "reward": one.reward,
+        "reward_parts": one.reward_parts,
+        "outcomes": one.outcomes,
+        "failure": one.failure,
+        "graded": name in one.reward_parts,
+        "right": one.reward_parts.get(name, 0.0) > HALF,
+    }
 
 
 def are_right(table: GroupTable, config: Config) -> list[bool]:
@@ -86,7 +121,7 @@ def are_right(table: GroupTable, config: Config) -> list[bool]:
 
     That is the reward function `eval.reward` (default: the first). Whether another one failed does not matter.
     """
-    return [bool((row > 0.5).any()) for row in table.reward_parts[:, _deciding(table, config)]]
+    return [bool((row > HALF).any()) for row in table.reward_parts[:, _deciding(table, config)]]
 
 
 def are_graded(table: GroupTable, config: Config) -> list[bool]:
@@ -94,15 +129,7 @@ def are_graded(table: GroupTable, config: Config) -> list[bool]:
     return [bool(row.any()) for row in table.graded[:, _deciding(table, config)]]
 
 
-def _answer_of(config: Config) -> Callable[[str], str | None] | None:
-    """Return what tells which answer a completion gives; None for functions that do not say it."""
-    terms = config.reward.functions
-    name = config.eval.reward or terms[0].function
-    arguments = next((term.args for term in terms if term.function == name), {})
-    return functools.partial(ANSWERS[name], **arguments) if name in ANSWERS else None
-
-
 def _deciding(table: GroupTable, config: Config) -> list[int]:
     """Return the column of the function that decides; none where it graded nothing."""
-    name = config.eval.reward or config.reward.functions[0].function
+    name = decider(config)
     return [column for column, known in enumerate(table.names) if known == name]

@@ -1,4 +1,4 @@
-"""Scores of sampled answers: avg@k, pass@k, maj@k, and how sure a share or a mean is.
+"""Scores of answers: accuracy, avg@k, pass@k, maj@k, how sure a share or a mean is, and how two models differ.
 
 A table of right answers has one row a prompt and one truth value a sample.
 """
@@ -13,6 +13,41 @@ from statistics import NormalDist
 import numpy as np
 
 _DRAWS = 2000  # of the bootstrap
+
+
+def summary(
+    right: Sequence[bool],
+    lengths: Sequence[int],
+    ungraded: int,
+    table: Sequence[Sequence[bool]] = (),
+    majorities: Sequence[float] | None = None,
+) -> dict[str, float]:
+    """Return the scores of an evaluation by name: of its greedy answers, and of the samples in `table`, if any.
+
+    `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
+    So are those that end in `_low` and `_high` of the scores of samples, by drawing prompts again (bootstrap).
+    `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
+    `majorities` has the value of each prompt's :func:`majority`, None where nobody knows which answers are alike.
+    """
+    low, high = wilson_interval(sum(right), len(right))
+    scores = {
+        "eval/accuracy": sum(right) / len(right),
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/response_length": sum(lengths) / len(lengths),
+    }
+    if ungraded:
+        scores["eval/ungraded"] = ungraded / len(right)
+    if not table:
+        return scores
+    k = len(table[0])
+    found = {f"eval/avg@{k}": avg_at_k(table), f"eval/pass@{k}": pass_at_k(table, k)}
+    if majorities is not None:
+        found[f"eval/maj@{k}"] = list(majorities)
+    for name, values in found.items():
+        scores[name] = math.fsum(values) / len(values)
+        scores[f"{name}_low"], scores[f"{name}_high"] = mean_interval(values)
+    return scores
 
 
 def avg_at_k(right: Sequence[Sequence[bool]]) -> list[float]:
@@ -57,10 +92,36 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
         raise ValueError("no prompts to score")
     if min(values) == max(values):
         return _score_interval(values[0], len(values), confidence)
-    drawn = np.random.default_rng(0).integers(len(values), size=(_DRAWS, len(values)))
-    means = np.asarray(values, np.float64)[drawn].mean(axis=1)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    return _drawn_interval(values, confidence)
+
+
+def difference_interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the mean of paired differences, from -1 to 1: prompts are drawn again, as above.
+
+    Differences that are all alike leave no width to a draw. Their interval goes as far to both sides as Wilson's upper
+    bound of a share of which none of so many prompts was seen. Raises ValueError without differences.
+    """
+    if not differences:
+        raise ValueError("no prompts to compare")
+    if min(differences) == max(differences):
+        _, reach = _score_interval(0.0, len(differences), confidence)
+        return max(-1.0, differences[0] - reach), min(1.0, differences[0] + reach)
+    return _drawn_interval(differences, confidence)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the p-value of McNemar's exact test, two-sided, for prompts that one of two models alone answers rightly.
+
+    It is the chance of a split at least as uneven where either model is as likely to be the one that is right.
+    """
+    if min(only_first, only_second) < 0:
+        raise ValueError(f"{only_first} and {only_second} prompts: neither number can be negative")
+    total, fewer = only_first + only_second, min(only_first, only_second)
+    ways = term = 1
+    for taken in range(fewer):
+        term = term * (total - taken) // (taken + 1)
+        ways += term
+    return min(1.0, 2 * ways / 2**total)
 
 
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -71,6 +132,13 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
             "confidence between 0 and 1"
         )
     return _score_interval(successes / total, total, confidence)
+
+
+def _drawn_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    drawn = np.random.default_rng(0).integers(len(values), size=(_DRAWS, len(values)))
+    means = np.asarray(values, np.float64)[drawn].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def _score_interval(share: float, total: int, confidence: float) -> tuple[float, float]:

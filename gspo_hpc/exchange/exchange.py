@@ -165,6 +165,17 @@ class Exchange:
         failures = sorted((tuple(entry) for part in parts for entry in part["failures"]), key=lambda one: one[:2])
         return RolloutView(sorted(shown, key=lambda group: group.slot), Counter(text for _, _, text in failures))
 
+    def gather_texts(self, groups: ShardedGroups, own: Mapping[int, Any]) -> dict[int, Any]:
+        """Return on rank 0 what the holder of each group says of it in JSON, by slot; nothing elsewhere."""
+        mine = [Item(slot, -1, (wire_format.text_array(said),)) for slot, said in own.items()]
+        if self.transport.rank:
+            self.transport.exchange({0: mine} if mine else {}, {})
+            return {}
+        counts = Counter(holder for holder in groups.table.holders.values() if holder)
+        received = self.transport.exchange({}, counts)
+        found = {item.slot: item.arrays[0] for items in (mine, *received.values()) for item in items}
+        return {slot: wire_format.content(text)[0] for slot, text in sorted(found.items()) if text is not None}
+
 
 def _keys(assignment: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
     """Return the completions of every replica and, if asked for, the prompts that they belong to, in order."""

@@ -154,11 +154,16 @@ def evaluate(
     step: int | None,
     overrides: Sequence[str],
     as_json: bool,
+    out: Path | None = None,
     *,
     worker: Sequence[str] = WORKER,
 ) -> int:
-    """Evaluate a run, a config or a model folder in another process, which prints scores; return its exit code."""
-    return _run_alone([*worker, "eval", str(target), *_step(step), *(["--json"] if as_json else []), *overrides])
+    """Evaluate a run, a config or a model folder in another process, which prints scores; return its exit code.
+
+    `out` is the file of the completions.
+    """
+    options = [*_step(step), *(["--json"] if as_json else []), *([] if out is None else ["--out", str(out)])]
+    return _run_alone([*worker, "eval", str(target), *options, *overrides])
 
 
 def try_out(

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ class RunDir:
         self.retired = self.path / "retired.jsonl"  # prompts that are no longer sampled
         self.experts = self.path / "experts.json"  # tokens of each expert in the latest update
         self.record = self.path / "record"  # samples of some steps, token by token; see sample_record
+        self.evaluations = self.path / "evaluations"  # completions of each evaluation, by step
         self.report = self.path / "report.html"
         self.wandb = self.path / "wandb"
 
@@ -126,11 +128,17 @@ class RunDir:
         return [record for record, _ in _lines_of_steps(self.metrics)]
 
     def truncate_metrics(self, after_step: int) -> None:
-        """Drop, atomically, the records of steps above `after_step` and a torn last line; of retired.jsonl, too."""
+        """Drop, atomically, the records of steps above `after_step` and a torn last line; of retired.jsonl, too.
+
+        Completions of evaluations after that step go as well.
+        """
         for path in (self.metrics, self.retired):
             lines = [line for record, line in _lines_of_steps(path) if record["step"] <= after_step]
             if path.exists():
                 write_atomically(path, b"".join(line + b"\n" for line in lines))
+        for step, files in self.stored_evaluations().items():
+            for path in files if step > after_step else ():
+                path.unlink()
 
     def append_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append completions to look at (step, phase, prompt, ...) to samples.jsonl, one line each."""
@@ -139,6 +147,14 @@ class RunDir:
     def append_retired(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append prompts that are no longer sampled (step, row, pass_rate, ...) to retired.jsonl, one line each."""
         append_lines(self.retired, rows)
+
+    def stored_evaluations(self) -> dict[int, list[Path]]:
+        """Return the files with the completions of evaluations by step: of one within the run, and of the command."""
+        found: dict[int, list[Path]] = {}
+        for path in sorted(self.evaluations.iterdir()) if self.evaluations.is_dir() else ():
+            if named := re.fullmatch(r"([0-9]+)(-eval)?\.jsonl", path.name):
+                found.setdefault(int(named[1]), []).append(path)
+        return found
 
     def attempt_folders(self) -> list[Path]:
         """Return attempts/NNNN, oldest first."""
@@ -208,7 +224,8 @@ def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: No
     make_private_dir(run.path)
     lock = run.lock()
     try:
-        for left in run.path.glob(".*.tmp"):  # left by a write that was killed
+        # Left by a write that was killed. Those of the command `eval`, which takes no lock, may be in use.
+        for left in (*run.path.glob(".*.tmp"), *run.evaluations.glob(".*[0-9].jsonl.*.tmp")):
             left.unlink(missing_ok=True)
         resumed = run.info.exists()
         if resumed:
@@ -253,7 +270,8 @@ def _begin_anew(run: RunDir, config: Config) -> None:
     with these, and so would its evaluation before the first step. Whatever kills this in between leaves a run without
     a step, of the old config or of the new one, whose config.yaml is written last.
     """
-    for folder in (run.rollouts, run.record, run.path / "tensorboard"):  # other trackers find theirs by the id
+    tensorboard = run.path / "tensorboard"  # other trackers find theirs by the id
+    for folder in (run.rollouts, run.record, run.evaluations, tensorboard):
         if folder.exists():
             remove_tree(folder)
     for file in (run.samples, run.retired, run.experts, run.metrics):

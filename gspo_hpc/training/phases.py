@@ -359,9 +359,12 @@ class Evaluator:
         """Return the scores of the current weights; `phase` is "before", "during" or "after". Collective."""
         self._weights.sync()
         with self._clock.phase("eval"):
-            scores, groups = evaluate.run(self._worker, self._data.unseen, self._data.unseen_count, self._config)
-        shown = self._worker.ranks.exchange.gather_samples(groups, self._config.tracking.samples)
-        self._observers.samples(step, phase, shown)
-        accuracy = scores["eval/accuracy"]
+            found = evaluate.run(self._worker, self._data.unseen, self._data.unseen_count, self._config)
+        exchange = self._worker.ranks.exchange
+        self._observers.samples(step, phase, exchange.gather_samples(found.greedy, self._config.tracking.samples))
+        rows = evaluate.rows(exchange, found, self._config, step)
+        if rows:  # on rank 0
+            self._observers.evaluated(step, rows)
+        accuracy = found.scores["eval/accuracy"]
         self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {self._data.unseen_count} unseen prompts")
-        return scores
+        return found.scores

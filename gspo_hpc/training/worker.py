@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.add_argument("target", type=Path)
     evaluate.add_argument("--step", type=int)
     evaluate.add_argument("--json", action="store_true")
+    evaluate.add_argument("--out", type=Path)
     trial = commands.add_parser("try")
     trial.add_argument("target", type=Path)
     trial.add_argument("--step", type=int)
@@ -127,7 +128,7 @@ def _result(arguments: argparse.Namespace, overrides: Sequence[str], remark: Cal
     if arguments.command == "eval":
         with uncollected():
             from gspo_hpc.training.jobs.evaluate import evaluate
-        return evaluate(target, step, overrides, as_json, remark)
+        return evaluate(target, step, overrides, as_json, remark, arguments.out)
     with uncollected():
         from gspo_hpc.training.jobs.try_out import try_out
     return try_out(target, step, arguments.prompts, arguments.samples, overrides, as_json, remark)

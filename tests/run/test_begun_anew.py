@@ -31,6 +31,8 @@ def test_nothing_that_the_old_settings_sampled_is_trained_on(tiny_config: Path, 
         process = harness.start(harness.command(tiny_config, path, *NEW, "eval.before=false"), log)
         assert harness.finish(process, log) == 0, log.read_text()
     assert [record["step"] for record in harness.metrics(run_dir)] == [1, 2]
+    kept = [{file.name: file.read_bytes() for file in (path / "evaluations").iterdir()} for path in (run_dir, fresh)]
+    assert kept[0] == kept[1] and [*kept[0]] == ["000002.jsonl"]
     assert harness.comparable(run_dir) == harness.comparable(fresh)
     ours, theirs = (harness.export(path, tmp_path / f"{path.name}-out") for path in (run_dir, fresh))
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs) and ours.keys() == theirs.keys()

@@ -63,6 +63,42 @@ def test_eval_of_a_run_is_its_last_evaluation(uninterrupted: Path, scores: dict[
         assert scores[f"eval/{name}_low"] <= scores[f"eval/{name}"] <= scores[f"eval/{name}_high"]
 
 
+def test_completions_are_graded_again_and_compared_without_an_engine(
+    uninterrupted: Path, scores: dict[str, float], tmp_path: Path
+) -> None:
+    """Five commands, 15 s. Catches completions that are not kept, or with other grades than the scores came of."""
+    folder = uninterrupted / "evaluations"
+    first, last = folder / "000000.jsonl", folder / f"{harness.STEPS:06d}.jsonl"
+    records = {record["step"]: record for record in harness.metrics(uninterrupted)}
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for file, expected in (
+        (first, records[0]),
+        (last, records[harness.STEPS]),
+        (folder / f"{last.stem}-eval.jsonl", scores),
+    ):
+        assert file.stat().st_mode & 0o777 == 0o600
+        done = command("rescore", file, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["old"] == found["new"] == {key: expected[key] for key in expected if key in found["old"]}
+        assert {key for key in expected if key.startswith("eval/")} == found["old"].keys()
+        assert found["changed"]["greedy"]["to_right"] == found["changed"]["greedy"]["to_wrong"] == 0
+    (tmp_path / "own.py").write_text(REWARDS)
+    done = command("rescore", uninterrupted, f"reward.functions=[{{function: {tmp_path}/own.py:broken}}]", "--json")
+    failed = json.loads(done.stdout)
+    assert (
+        failed["new"]["eval/accuracy"] == failed["new"]["eval/avg@2"] == 0.0 and failed["new"]["eval/ungraded"] == 1.0
+    )
+    done = command("compare", first, last, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    change = records[harness.STEPS]["eval/accuracy"] - records[0]["eval/accuracy"]
+    assert told["accuracy"]["difference"] == pytest.approx(change)
+    assert told["mcnemar"]["only_second"] - told["mcnemar"]["only_first"] == pytest.approx(change * told["prompts"])
+    assert told["accuracy"]["low"] <= change <= told["accuracy"]["high"]
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 REWARDS = """
 import time
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.config import loader
+from gspo_hpc.evaluation import stored
 from gspo_hpc.runs.directory import open_run
+from tests.unit.evaluation.kept import row
 from tools.make_random_model import make_random_model
 
 LIBRARIES = (
@@ -33,6 +35,8 @@ PLANTED = (*LIBRARIES, *CUSTOM, *sorted(sys.stdlib_module_names - set(sys.builti
 LOOK = (
     *(("status", "."), ("logs", "."), ("report", "."), ("diagnose", "."), ("sync", "."), ("cancel", ".")),
     ("export", ".", "--out", "../out"),
+    ("compare", ".", ".", "--steps", "1", "2"),
+    ("rescore", ".", "reward.functions=[{function: regex, args: {pattern: '2'}}]"),  # by processes of its own
 )
 START = (("eval", "."), ("plan", "config.yaml"), ("train", "config.yaml", "--dry-run"))  # which run the config's code
 SPAWN = "import multiprocessing, os; p = multiprocessing.get_context('spawn').Process(target=os.getpid); p.start(); "
@@ -64,6 +68,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout": {"engine": {"trust_remote_code": True, "worker_cls": "theirs.Worker", "scheduler_cls": "theirs.S"}},
     }
     run, _ = open_run(loader.from_dict(config))
+    for step in (1, 2):
+        stored.write_into(run, step, [row(1, True, step=step)])
     (folder / "model" / "theirs.py").write_text(planted(folder, "theirs"))
     for name in PLANTED:
         (run.path / f"{name}.py").write_text(planted(folder, name))

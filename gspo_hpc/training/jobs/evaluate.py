@@ -9,26 +9,42 @@ from pathlib import Path
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.evaluation import evaluate as evaluation
+from gspo_hpc.evaluation import stored
 from gspo_hpc.models import hub
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
 
 
 def evaluate(
-    target: Path, step: int | None, overrides: Sequence[str], as_json: bool, remark: Callable[[str], None]
+    target: Path,
+    step: int | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    remark: Callable[[str], None],
+    out: Path | None = None,
 ) -> str:
     """Return the scores of a run's checkpoint, or of the model a configuration names, as text or as JSON.
 
-    `remark` gets lines for the user.
+    `remark` gets lines for the user. The completions go into the file `out`, by default one of the run.
     """
     run = one_rank.run_of(target)
     config = _complete(one_rank.read_config(target, run, overrides))
     if (lack := one_rank.lack_of_memory(config)) is not None:
         remark(f"evaluation {lack}, or let the run evaluate (eval.interval, eval.after) on all of its GPUs")
     _, unseen = read_prompts(config)
-    with one_rank.sampling_worker(config, run, step, unseen, remark) as worker:
-        scores, _ = evaluation.run(worker, unseen, len(unseen), config)
-    return _shown(len(unseen), scores, as_json)
+    checkpoint = one_rank.checkpoint_of(run, step, remark)
+    reached = None if checkpoint is None else int(checkpoint.name)
+    with one_rank.sampling_worker(config, checkpoint, unseen) as worker:
+        found = evaluation.run(worker, unseen, len(unseen), config)
+        rows = evaluation.rows(worker.ranks.exchange, found, config, reached)
+    if out is not None:
+        stored.write(out, rows)
+    elif run is not None and reached is not None:
+        try:
+            stored.write_into(run, reached, rows, by_command=True)
+        except OSError as error:  # somebody else's run: its scores are of use all the same
+            remark(f"the completions are not kept, give --out FILE: {error.filename}: {error.strerror}")
+    return _shown(len(unseen), found.scores, as_json)
 
 
 def _complete(config: Config) -> Config:

@@ -37,22 +37,28 @@ def read_config(target: Path, run: RunDir | None, overrides: Sequence[str]) -> C
     return loader.load(target, [*overrides, *ONE_RANK])
 
 
-@contextlib.contextmanager
-def sampling_worker(
-    config: Config, run: RunDir | None, step: int | None, prompts: Sequence[Prompt], remark: Callable[[str], None]
-) -> Iterator[RolloutWorker]:
-    """Start an engine and graders, and give the engine the weights of a run's checkpoint or of the model.
+def checkpoint_of(run: RunDir | None, step: int | None, remark: Callable[[str], None]) -> Path | None:
+    """Return the checkpoint of a run, the newest where `step` is None; None where there is no run.
 
-    `step` None is the newest checkpoint. The sync is checked with some of `prompts`; `remark` gets lines for the user.
+    `remark` gets lines for the user.
+    """
+    return None if run is None else whole_checkpoint(run, step, remark)
+
+
+@contextlib.contextmanager
+def sampling_worker(config: Config, checkpoint: Path | None, prompts: Sequence[Prompt]) -> Iterator[RolloutWorker]:
+    """Start an engine and graders, and give the engine the weights of a run's checkpoint, or with None of the model.
+
+    The sync is checked with some of `prompts`.
     """
     ranks = start(config)
     worker = None
     try:
         policy = Policy(read_architecture(config), config, ranks, trains=False)
-        if run is None or policy.has_adapters:
-            policy.load(str(config.model.path), begins=run is None)
-        if run is not None:
-            sharded.load_weights(policy, whole_checkpoint(run, step, remark))
+        if checkpoint is None or policy.has_adapters:
+            policy.load(str(config.model.path), begins=checkpoint is None)
+        if checkpoint is not None:
+            sharded.load_weights(policy, checkpoint)
         weight_sync = WeightSync(policy, probe.probe_sequences(prompts, config.rollout.probe_tokens))
         worker = start_rollout_worker(
             config,

@@ -47,7 +47,8 @@ def try_out(
     order = PromptStream(len(rows), config.run.seed, config.data.shuffle, window=1).order(0)
     chosen = dict(enumerate(rows[index] for index in order[:prompts].tolist()))
     count = samples or min(SAMPLES, config.batch.num_generations or SAMPLES)
-    with one_rank.sampling_worker(config, run, step, list(chosen.values()), remark) as worker:
+    checkpoint = one_rank.checkpoint_of(run, step, remark)
+    with one_rank.sampling_worker(config, checkpoint, list(chosen.values())) as worker:
         request = Request(range(len(chosen)), chosen, count, training_sampling(config), EVAL_ROLLOUT)
         groups = replace(worker, pool=None).generate(request).own  # graded below, for what training does not keep
         graded = [(groups[slot], _graded(groups[slot], worker.pool)) for slot in sorted(groups)]

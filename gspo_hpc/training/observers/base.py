@@ -44,6 +44,9 @@ class StepObserver:
     def samples(self, step: int, phase: str, shown: RolloutView) -> None:
         """Take what is shown of a rollout or of an evaluation."""
 
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take the completions of an evaluation, a row for each prompt."""
+
     def retired(self, step: int, epoch: int, prompts: Sequence[tuple[Retirement, int]]) -> None:
         """Take the prompts that a rollout retired, each with its row in the data; `step` is its first."""
 
@@ -90,6 +93,11 @@ class Observers(StepObserver):
         """Give the completions to all observers."""
         for one in self._observers:
             one.samples(step, phase, shown)
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Give the rows to all observers."""
+        for one in self._observers:
+            one.evaluated(step, rows)
 
     def retired(self, step: int, epoch: int, prompts: Sequence[tuple[Retirement, int]]) -> None:
         """Give the prompts to all observers."""

@@ -1,4 +1,4 @@
-"""Observers that write files of the run directory: metrics, samples, experts, tables of profiled steps, checkpoints."""
+"""Observers that write files of a run: metrics, samples, evaluations, experts, tables of profiles, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.retired import Retirement
+from gspo_hpc.evaluation import stored
 from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.runs import commit, journal, learning
 from gspo_hpc.runs.directory import RunDir, write_atomically
@@ -64,6 +65,17 @@ class SamplesFile(StepObserver):
         self._run.append_samples(sample_rows(step, phase, shown.groups, self._count))
 
 
+class EvaluationFiles(StepObserver):
+    """The writer of evaluations/NNNNNN.jsonl; where a step is evaluated again after a kill, its file is replaced."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def evaluated(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the file of the step."""
+        stored.write_into(self._run, step, rows)
+
+
 class RetiredFile(StepObserver):
     """The writer of retired.jsonl."""
 
@@ -100,7 +112,8 @@ class ProfileTables(StepObserver):
 
 def files_of_steps(run: RunDir, samples: int, last_step: int) -> list[StepObserver]:
     """Return the observers that write files about steps; that of metrics.jsonl, which is the truth, is the first."""
-    return [MetricsFile(run, last_step), SamplesFile(run, samples), RetiredFile(run), ExpertsFile(run), ProfileTables()]
+    files = [SamplesFile(run, samples), EvaluationFiles(run), RetiredFile(run), ExpertsFile(run), ProfileTables()]
+    return [MetricsFile(run, last_step), *files]
 
 
 class CheckpointCommit(StepObserver):

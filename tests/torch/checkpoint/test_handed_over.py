@@ -23,6 +23,7 @@ import torch
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
+from gspo_hpc.evaluation import stored
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import new_job_folder, record_job
@@ -30,6 +31,7 @@ from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.runs.sweep import SweepDir
 from tests.swanlab_server import SwanlabServer
 from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
+from tests.unit.evaluation.kept import row
 from tests.unit.runs.test_sample_record import group
 from tests.wandb_server import WandbServer
 from tools.make_random_model import make_random_model
@@ -51,6 +53,7 @@ KINDS_OF_FILES = {
     "checkpoints/N/teacher.json",
     *("checkpoints/N/megatron/N.distcp", "checkpoints/N/megatron/common.pt", "checkpoints/N/megatron/index.json"),
     *("jobs/N/config.yaml", "jobs/N/job.json", "record/rank-N.jsonl.gz", "rollouts/N/rank-N.journal"),
+    *("evaluations/N.jsonl", "evaluations/N-eval.jsonl"),
     *("experts.json", "attempts/N/rank-N.stacks", "attempts/N/srun.log", "attempts/N/traces/*"),
     *("wandb/*.wandb", "swanlab/*.swanlab", "tensorboard/*", "wandb/*", "swanlab/*"),
 }
@@ -293,6 +296,8 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
     made.plan.write_text("{}")
     made.experts.write_text("{}")
+    for step in (1, 2):
+        stored.write_into(made, step, [row(1, True, step=step)], by_command=step == 2)
     made.append_retired([{"step": 1, "row": 0, "pass_rate": 1.0}])
     job = new_job_folder(made.path)
     record_job(job, "7", "gspo_hpc")
@@ -307,6 +312,7 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
 # Those that read a run and call neither its code nor a library of tensors.
 COMMANDS = (
     *(("status", "RUN"), ("status", "SWEEP"), ("diagnose", "RUN"), ("logs", "RUN"), ("cancel", "RUN")),
+    ("compare", "RUN", "RUN", "--steps", "1", "2"),
     *(("report", "RUN"), ("report", "--compare", "RUN", "RUN", "--out", "OUT")),
 )
 # Trackers whose files lie here are written to; the others' are sent to a server (below).

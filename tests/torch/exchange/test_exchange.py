@@ -255,6 +255,19 @@ def test_values_of_all_ranks_are_everywhere() -> None:
     on_ranks(3, work)
 
 
+def test_texts_of_all_groups_come_to_rank_0_alone() -> None:
+    """Also where rank 0 holds none, and where a rank has nothing to say."""
+    whole = make_groups(5)
+
+    def work(link: Transport) -> None:
+        exchange = layout(link, 1)
+        groups = exchange.gather_table(group for group in whole if group.slot % 2 + 1 == link.rank)
+        found = exchange.gather_texts(groups, {slot: {"of": [slot, "é"]} for slot in groups.own})
+        assert list(found.items()) == ([] if link.rank else [(slot, {"of": [slot, "é"]}) for slot in range(5)])
+
+    on_ranks(4, work)
+
+
 def test_every_file_is_read_by_one_rank_and_the_first_of_two_counts() -> None:
     whole = make_groups(4)
     other = [replace(group, prompt=replace(group.prompt, text="another")) for group in whole]

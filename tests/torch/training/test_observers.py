@@ -12,6 +12,7 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.retired import Retirement
+from gspo_hpc.evaluation import stored
 from gspo_hpc.exchange.exchange import Exchange, RolloutView
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
@@ -88,6 +89,23 @@ def test_every_decision_is_a_line_and_is_cut_back_with_the_metrics(tmp_path: Pat
     assert lines[1] == {"step": 3, "rollout": 1, "epoch": 0, "row": 21, "pass_rate": 0.9}
     run.truncate_metrics(4)
     assert [json.loads(line) for line in run.retired.read_text().splitlines()] == lines[:2]
+
+
+def test_completions_of_evaluations_have_a_file_a_step_and_are_cut_back_with_the_metrics(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    observers = Observers(files_of_steps(run, 2, 9))
+    for step in (0, 5, 5, 10):
+        observers.evaluated(step, [{"step": step, "of": [float("nan")]}])
+    stored.write_into(run, 10, [], by_command=True)
+    assert [path.name for path in sorted(run.evaluations.iterdir())] == [
+        *("000000.jsonl", "000005.jsonl", "000010-eval.jsonl", "000010.jsonl"),
+    ]
+    assert (run.evaluations / "000005.jsonl").read_text() == '{"step": 5, "of": [null]}\n'
+    assert run.evaluations.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in run.evaluations.iterdir())
+    (run.evaluations / "mine.txt").touch()
+    run.truncate_metrics(5)
+    assert sorted(path.name for path in run.evaluations.iterdir()) == ["000000.jsonl", "000005.jsonl", "mine.txt"]
 
 
 @pytest.mark.parametrize(("reward", "learnt"), [(0.9, 1.0), (0.2, 0.5), (0.5, 0.5)])

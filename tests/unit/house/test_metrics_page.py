@@ -33,7 +33,7 @@ PRODUCERS = {
     "rollout/timing.py": ("engine_metrics",),
     "data/packing.py": ("evenness",),
     "policy/router_replay.py": ("balance",),
-    "evaluation/evaluate.py": ("run",),
+    "evaluation/scores.py": ("summary",),
 }
 _PASSES = [*get_args(PassName), "probe"]
 # What stands in the place of a part that is computed.

@@ -37,7 +37,7 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     (
         "docs/evaluation.md",
         r"gives it more than ([\d.]+)\.",
-        lambda: in_file("gspo_hpc/evaluation/evaluate.py", r"> ([\d.]+)\)"),
+        lambda: in_file("gspo_hpc/evaluation/deciding.py", r"HALF = ([\d.]+)"),
     ),
     (
         "docs/cost.md",

@@ -521,6 +521,8 @@ def test_export_and_eval_hand_their_arguments_over(tmp_path: Path, out: Path) ->
     assert told(out, "environment", 0)["argv"] == ["export", "runs/a", "--out", "o"]
     assert evaluate("runs/a", 0, ["eval.samples=2"], True, worker=fake) == 0
     assert told(out, "environment", 0)["argv"] == ["eval", "runs/a", "--step", "0", "--json", "eval.samples=2"]
+    assert evaluate("runs/a", None, ["a.b=1"], False, Path("kept.jsonl"), worker=fake) == 0
+    assert told(out, "environment", 0)["argv"] == ["eval", "runs/a", "--out", "kept.jsonl", "a.b=1"]
     assert evaluate(Path("m.yaml"), None, [], False, worker=fake) == 0
     assert told(out, "environment", 0)["argv"] == ["eval", "m.yaml"]
 

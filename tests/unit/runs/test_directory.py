@@ -572,6 +572,9 @@ def test_a_run_that_is_begun_anew_is_never_of_the_new_config_with_what_the_old_o
         root = tmp_path / str(points)
         old, new = make_config(root), make_config(root, *OTHER)
         run, journal = journaled(old)
+        run.evaluations.mkdir()
+        for name in ("000000.jsonl", ".000000.jsonl.1a2b.tmp", ".000000-eval.jsonl.1a2b.tmp"):
+            (run.evaluations / name).touch()
         first = run.read_info()
         source = tmp_path / f"{points}.yaml"
         source.write_text(loader.dump(new))
@@ -584,11 +587,14 @@ def test_a_run_that_is_begun_anew_is_never_of_the_new_config_with_what_the_old_o
         kept = list(run.path.glob("rollouts/*/*.journal"))
         if is_new:
             info = run.read_info()
+            assert not run.evaluations.exists()
             assert not kept and not run.metrics.exists() and info["tracked_id"] and info["first_attempt"] == 2
         seen.add((is_new, bool(kept)))
         config = old if points // 2 % 2 else new
         open_run(config)
         assert loader.load(run.config) == config and run.read_info()["run_id"] == first["run_id"]
+        left = {path.name for path in run.evaluations.glob("*")}
+        assert left <= {"000000.jsonl", ".000000-eval.jsonl.1a2b.tmp"} and (config == old or not left)
         assert not list(root.glob(".*")) and (config == old or not list(run.path.glob("rollouts/*/*")))
         points += 2
         assert points < 400

@@ -1,0 +1,72 @@
+"""The pages of ``gspo-hpc rescore`` and ``gspo-hpc compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from gspo_hpc.cli.pages.render import grid, item, text
+from gspo_hpc.evaluation.compare import Comparison, Difference
+from gspo_hpc.evaluation.rescore import Rescored
+from gspo_hpc.evaluation.stored import Stored
+from gspo_hpc.system.text import counted
+
+_MOST_FAILURES = 3  # kinds of failures that are shown
+
+
+def rescored(found: Rescored) -> Iterator[RenderableType]:
+    """Yield the parts of the page of completions that are graded again."""
+    yield text(f"{found.old.path}: {_about(found.old)}")
+    old, new = found.old.scores(), found.new.scores()
+    old_name, new_name = found.old.prompts[0].decides, found.new.prompts[0].decides
+    rows = [("", f"old: {old_name}", f"new: {new_name}")]
+    for name in dict.fromkeys([*old, *new]):
+        if not name.endswith(("_low", "_high")):
+            rows.append((name.removeprefix("eval/"), _score(old, name), _score(new, name)))
+    yield grid(rows, wrapped=0)
+    for kind, counts in (("greedy answers", found.greedy), ("samples", found.samples)):
+        if total := counts.total():
+            better, worse = counts[False, True], counts[True, False]
+            yield text(f"of {total:,} {kind}, {better:,} became right and {worse:,} became wrong")
+    for failure, count in found.failed.most_common(_MOST_FAILURES):
+        yield item(f"{counted(count, 'completion')} without a reward: ", failure)
+    if (more := len(found.failed) - _MOST_FAILURES) > 0:
+        yield text(f"{counted(more, 'further failure')}: --json has all of them")
+
+
+def compared(found: Comparison) -> Iterator[RenderableType]:
+    """Yield the parts of the page of two evaluations."""
+    for name, side in (("first ", found.first), ("second", found.second)):
+        left = len(side.prompts) - found.prompts
+        out = f", of which {left:,} {'is' if left == 1 else 'are'} left out: the other has none of them" if left else ""
+        yield text(f"{name}  {side.path}: {_about(side)}{out}")
+    yield text(f"{counted(found.prompts, 'prompt')} in common")
+    rows = [("", "first", "second", "difference", "95 % interval"), ("accuracy", *_difference(found.accuracy))]
+    if found.average is not None:
+        counts = sorted({found.first.samples, found.second.samples})
+        rows.append((f"avg@{'/'.join(map(str, counts))}", *_difference(found.average)))
+    yield grid(rows, wrapped=0)
+    yield text(
+        f"right greedy answers of one alone: {found.only_first:,} of the first, {found.only_second:,} of the second; "
+        f"McNemar's exact test: p = {found.p_value:.4g}"
+    )
+
+
+def _about(side: Stored) -> str:
+    step = "" if side.step is None else f"step {side.step}, "
+    samples = f" with {counted(side.samples, 'sample')}" if side.samples else ""
+    return f"{step}{counted(len(side.prompts), 'prompt')}{samples}"
+
+
+def _score(scores: dict[str, float], name: str) -> str:
+    if name not in scores:
+        return "0.0000" if name == "eval/ungraded" else "not known"
+    if f"{name}_low" not in scores:
+        return f"{scores[name]:.4f}"
+    return f"{scores[name]:.4f} ({scores[f'{name}_low']:.4f} to {scores[f'{name}_high']:.4f})"
+
+
+def _difference(found: Difference) -> tuple[str, str, str, str]:
+    interval = f"{found.low:+.4f} to {found.high:+.4f}"
+    return f"{found.first:.4f}", f"{found.second:.4f}", f"{found.difference:+.4f}", interval

@@ -1,0 +1,106 @@
+"""Two stored evaluations of the same prompts, compared prompt by prompt: models, checkpoints, or graders."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_hpc.evaluation.scores import avg_at_k, difference_interval, mcnemar
+from gspo_hpc.evaluation.stored import Asked, Stored
+
+_Key = tuple[str, str, int]  # a prompt's text, its other fields, and how many such prompts came before it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A score of both sides on the prompts in common, the second minus the first, and the 95 % interval of that."""
+
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The scores of two evaluations on the prompts that both have."""
+
+    first: Stored
+    second: Stored
+    prompts: int  # in common
+    accuracy: Difference
+    average: Difference | None  # of avg@K, where both have samples
+    only_first: int  # prompts whose greedy answer is right in the first alone
+    only_second: int
+    p_value: float  # McNemar's exact test of these two numbers
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that is printed."""
+        sides = {
+            name: {
+                "file": str(side.path),
+                "step": side.step,
+                "prompts": len(side.prompts),
+                "left_out": len(side.prompts) - self.prompts,
+                "samples": side.samples,
+                "decides": side.prompts[0].decides,
+            }
+            for name, side in (("first", self.first), ("second", self.second))
+        }
+        found: dict[str, Any] = {**sides, "prompts": self.prompts, "accuracy": vars(self.accuracy)}
+        if self.average is not None:
+            found["avg"] = vars(self.average)
+        test = {"only_first": self.only_first, "only_second": self.only_second, "p_value": self.p_value}
+        return found | {"mcnemar": test}
+
+
+def compare(first: Stored, second: Stored) -> Comparison:
+    """Return the comparison. Prompts that one side alone has are left out; ValueError where none is in common.
+
+    A prompt is the same where its text, as the model sees it, and the other fields of its row are.
+    """
+    sides = [_by_prompt(first.prompts), _by_prompt(second.prompts)]
+    keys = sorted(sides[0].keys() & sides[1].keys())
+    if not keys:
+        raise ValueError(
+            f"{first.path} and {second.path} have no prompt in common: its text, with the chat template, and the other "
+            "fields of its row must be the same"
+        )
+    pairs = [(sides[0][key], sides[1][key]) for key in keys]
+    right = [(one.greedy.right, two.greedy.right) for one, two in pairs]
+    counts = Counter(right)
+    average = None
+    if first.samples and second.samples:
+        table = [avg_at_k([[each.right for each in pair[side].samples] for pair in pairs]) for side in (0, 1)]
+        average = _difference(*table)
+    return Comparison(
+        first,
+        second,
+        len(pairs),
+        _difference([float(one) for one, _ in right], [float(two) for _, two in right]),
+        average,
+        counts[True, False],
+        counts[False, True],
+        mcnemar(counts[True, False], counts[False, True]),
+    )
+
+
+def _by_prompt(prompts: Sequence[Asked]) -> dict[_Key, Asked]:
+    seen = Counter[tuple[str, str]]()
+    found = {}
+    for one in prompts:
+        key = one.prompt, json.dumps(one.fields, sort_keys=True)
+        found[*key, seen[key]] = one
+        seen[key] += 1
+    return found
+
+
+def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    differences = [two - one for one, two in zip(first, second, strict=True)]
+    one, two, mean = (math.fsum(values) / len(values) for values in (first, second, differences))
+    return Difference(one, two, mean, *difference_interval(differences))
