@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def graded(run: RunDir, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """What `rescore --json` prints with these words."""
+    """Return what `rescore --json` prints with these words."""
     assert main(["rescore", str(run.path), *words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -111,7 +111,7 @@ def test_another_function_gives_each_completion_its_own_grade(run: RunDir, capsy
 
 
 def test_samples_are_a_group_and_the_greedy_answer_is_another(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    """By itself, every greedy answer is the best one; of the samples, all are where they are alike."""
+    """Compare: by itself, every greedy answer is the best one; of the samples, all are where they are alike."""
     found = graded(run, capsys, own(run, "best_of_group"))
     assert found["new"]["eval/accuracy"] == 1.0 and found["new"]["eval/avg@3"] == pytest.approx((2 + 2 + 1 + 3) / 12)
 
