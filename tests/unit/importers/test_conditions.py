@@ -115,3 +115,25 @@ def test_what_ends_a_loop_of_one_round_ends_no_more_than_in_bash(end: str) -> No
     command = ["bash", "-c", f"run() {{ echo $1; }}\n{script}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env={})
     assert [item.words[1] for item in read_script(script) if item.words[0] == "run"] == done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("condition", "rate"),
+    [
+        ("[ $(pick) = big ]", 2e-6),
+        ("[ `pick` = big ]", 2e-6),
+        ("[ $(pick) = small ]", 1e-6),
+        ("[ $(uname) = Linux ]", None),
+        ("[ `hostname` = h ]", None),
+        ("[ $(( N % 8 )) -ne 0 ]", None),
+        ("[ -n $(pick 9) ]", 2e-6),
+    ],
+)
+def test_a_command_within_brackets_is_no_escaped_bracket(condition: str, rate: float | None) -> None:
+    run = (
+        "swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8 --learning_rate $LR"
+    )
+    script = f"pick() {{ echo big; }}\nLR=1e-6\nif {condition}; then LR=2e-6; fi\nNPROC_PER_NODE=8 {run}\n"
+    found = convert(script)
+    assert found.open == (("--learning_rate $LR",) if rate is None else ())
+    assert rate in (None, found.config.optimizer.lr)
