@@ -11,7 +11,8 @@ from typing import TextIO
 # another program already stands before the name.
 COMMANDS = (
     *("init", "plan", "suggest", "keys", "convert", "doctor", "schema", "completion"),
-    *("try", "train", "submit", "status", "logs", "cancel", "eval", "serve", "export", "report", "sync", "diagnose"),
+    *("try", "train", "submit", "status", "logs", "cancel", "eval", "rescore", "compare"),
+    *("serve", "export", "report", "sync", "diagnose"),
 )
 _OTHERS = "hf(?= download)|tensorboard(?= --logdir)|trackio(?= (?:show|sync))|wandb(?= login)|pip(?= install)"
 _COMMAND = re.compile(

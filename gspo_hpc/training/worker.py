@@ -128,7 +128,7 @@ def _result(arguments: argparse.Namespace, overrides: Sequence[str], remark: Cal
     if arguments.command == "eval":
         with uncollected():
             from gspo_hpc.training.jobs.evaluate import evaluate
-        return evaluate(target, step, overrides, as_json, remark, arguments.out)
+        return evaluate(target, step, overrides, as_json, arguments.out, remark)
     with uncollected():
         from gspo_hpc.training.jobs.try_out import try_out
     return try_out(target, step, arguments.prompts, arguments.samples, overrides, as_json, remark)

@@ -20,12 +20,12 @@ def evaluate(
     step: int | None,
     overrides: Sequence[str],
     as_json: bool,
+    out: Path | None,
     remark: Callable[[str], None],
-    out: Path | None = None,
 ) -> str:
     """Return the scores of a run's checkpoint, or of the model a configuration names, as text or as JSON.
 
-    `remark` gets lines for the user. The completions go into the file `out`, by default one of the run.
+    The completions go into the file `out`, or into one of the run if it is None. `remark` gets lines for the user.
     """
     run = one_rank.run_of(target)
     config = _complete(one_rank.read_config(target, run, overrides))
