@@ -104,7 +104,9 @@ def _remedies(search: Search) -> Iterator[Fix]:
 def _needed(search: Search, settings: Mapping[str, Any]) -> Fix | None:
     """Return these settings as a fix, without those that the plan does not need."""
     fix = _fix(search, settings)
-    for change in sorted(fix.changes, key=lambda one: one.distance, reverse=True) if fix is not None else ():
+    if fix is None:
+        return None
+    for change in sorted(fix.changes, key=lambda one: one.distance, reverse=True):
         rest = {one.key: one.value for one in fix.changes if one is not change}
         less = _fix(search, rest)
         if less is not None and less.distance < fix.distance:
