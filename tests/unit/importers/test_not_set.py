@@ -95,6 +95,15 @@ def test_what_makes_no_difference_is_not_told(script: str) -> None:
     assert told(f"LR=1e-6\n{script}{RUN}") == []
 
 
+@pytest.mark.parametrize("script", ["", '[ -n "$M" ] && set -x\n', '[ -n "$M" ] && LR=1e-5\n'])
+def test_an_argument_that_is_open_in_any_case_is_not_one_that_the_variable_decides(script: str) -> None:
+    """The seed of a job's number is a setting to be given, whatever $M is."""
+    found = convert(f"LR=1e-6\n{script}{RUN[:-1]} --seed $SLURM_JOB_ID\n")
+    assert found.open == ("--seed $SLURM_JOB_ID",)
+    notes = [line for line in found.assumed if line.endswith(END)]
+    assert notes == ([f"$M (line 2) is not set here, and may decide --learning_rate: {END}"] if "LR" in script else [])
+
+
 def test_variables_that_matter_only_together_are_both_named() -> None:
     (line,) = told('LR=1e-6\n[ -n "$C" ] && set -x\nif [[ $A = 1 && $B = 2 ]]; then LR=1e-5; fi\n' + RUN)
     assert line.startswith("$A (line 3) and $B (line 3) are not set here, and may decide --learning_rate: ")

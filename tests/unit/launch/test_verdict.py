@@ -36,6 +36,13 @@ def test_a_stop_that_all_ranks_followed_is_no_fault() -> None:
     assert (verdict.reason, verdict.healthy, verdict.exit_code, verdict.saved) == ("time limit", True, 75, True)
 
 
+@pytest.mark.parametrize("other", ["refused", "stopped", None])
+def test_a_refusal_stays_one_also_while_the_run_is_asked_to_stop(other: str | None) -> None:
+    """Taken for a stop, a run that can never start is requeued, and refused again, each time it is preempted."""
+    verdict = judged(rank(0, "refused", "no such key"), rank(1, other), stop="preempted", code=2)
+    assert (verdict.reason, verdict.detail, verdict.exit_code, verdict.healthy) == ("refused", "no such key", 2, False)
+
+
 @pytest.mark.parametrize("reason", ["preempted", "time limit", "stopped", "memory"])
 def test_a_run_that_goes_on_later_has_not_failed(reason: str) -> None:
     """Else a node that is short of memory now and then would use up faults.max_restarts."""
