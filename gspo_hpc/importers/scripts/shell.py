@@ -204,6 +204,8 @@ class Reader:
         lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
         unset = {key: f"is set in line {line}, but not on the way that is followed"
                  for key, line in self.places.items() if key not in held}  # fmt: skip
+        marks = {key: value for key, value in scope.values.items() if key.startswith("export ")}
+        lost |= {key: value for key, value in marks.items() if isinstance(value, Unknown)}
         unknown = unset | scope.calls() | {key: value.why for key, value in lost.items()}
         if is_open(scope.arguments):
             first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
