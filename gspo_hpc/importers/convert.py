@@ -16,6 +16,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.importers import adapters, report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft, Source
+from gspo_hpc.importers.prompt_texts import BOUNDS_OF_IMAGES
 from gspo_hpc.importers.report import Argument, comments
 from gspo_hpc.importers.scripts.builtins import presumed
 from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
@@ -104,9 +105,12 @@ def _outcome(converted: Converted, found: Found) -> presumed.Outcome:
     """Return what is compared of two readings of a script."""
     sections = as_dict(converted.config)
     settings = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
-    keys = {re.split(r"[\s=]", argument.given, maxsplit=1)[0]: argument.keys for argument in converted.carried}
+    keys: dict[str, tuple[str, ...]] = dict(parts.DECIDED)
+    keys |= {re.split(r"[\s=]", argument.given, maxsplit=1)[0]: argument.keys for argument in converted.carried}
     opened = (re.split(r"[\s=]", label, maxsplit=1)[0] for label in converted.open if not may_be_empty(label))
-    return presumed.Outcome(settings, keys, tuple(dict.fromkeys(opened)), frozenset(found.left), found.possible)
+    around = {name: found.variables[name] for name in BOUNDS_OF_IMAGES if name in found.variables}
+    added = frozenset(found.left)
+    return presumed.Outcome(settings, keys, tuple(dict.fromkeys(opened)), added, around, found.possible)
 
 
 def _converted(text: str, found: Found, gpus: int | None, rows: int | None, folder: Path, name: str) -> Converted:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_data_file
+from gspo_hpc.importers.inputs import is_data_file, is_null
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
@@ -289,18 +289,32 @@ def trackers(draft: Draft, name: str, default: Sequence[str]) -> None:
 
 
 _WANDB = {"WANDB_PROJECT": "wandb_project", "WANDB_ENTITY": "wandb_entity", "WANDB_MODE": "wandb"}
+_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"  # what Transformer Engine reads of FP8's scales
+_SIZES = "NNODES NPROC_PER_NODE CUDA_VISIBLE_DEVICES num_machines num_processes nproc_per_node num_gpus".split()
+# Keys that variables, and options of a launcher, decide.
+DECIDED = {
+    **{name: (f"tracking.{last}",) for name, last in _WANDB.items()},
+    **dict.fromkeys(_SIZES, ("cluster.nodes", "cluster.gpus_per_node")),
+    _SCALES: ("slurm.environment",),
+}
 
 
 def environment(draft: Draft) -> None:
     """Put what the script tells W&B through variables, where no argument says it."""
     for name, last in _WANDB.items():
         value, key = draft.variables.get(name, ""), f"tracking.{last}"
-        usable = value in ("online", "offline", "disabled") if last == "wandb" else bool(value)
-        if usable and not is_unset(value) and key not in draft.settings:
+        arguments = [one for one, (own, _) in draft.source.table.copied.items() if own == key]
+        if key in draft.settings or any(not is_null(draft.values.get(one)) for one in arguments):
+            continue
+        if is_unset(value):
+            unknown(draft, name, value)
+        elif value in ("online", "offline", "disabled") if last == "wandb" else value:
             draft.put(key, value, comment=f"{name} in the script")
-    scales = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"  # what Transformer Engine reads of FP8's scales
-    if (value := draft.variables.get(scales, "")) and not is_unset(value) and "model.fp8" in draft.settings:
-        draft.put("slurm.environment", {scales: value}, comment="as in the script; export it for gspo-hpc train")
+    if (value := draft.variables.get(_SCALES, "")) and "model.fp8" in draft.settings:
+        if is_unset(value):
+            unknown(draft, _SCALES, value)
+        else:
+            draft.put("slurm.environment", {_SCALES: value}, comment="as in the script; export it for gspo-hpc train")
 
 
 def warmup(draft: Draft, ratio: float | None, name: str, steps: int | None, up: bool = False, least: int = 0) -> None:

@@ -20,7 +20,7 @@ _OF_IMAGES = tuple(
     "max_pixels freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing vit_attn_impl "
     "vllm_limit_mm_per_prompt vllm_mm_processor_cache_gb".split()
 )
-_BOUNDS_OF_IMAGES = tuple(
+BOUNDS_OF_IMAGES = tuple(
     "MAX_PIXELS MIN_PIXELS IMAGE_MAX_TOKEN_NUM IMAGE_MIN_TOKEN_NUM ROOT_IMAGE_DIR VIDEO_MAX_PIXELS VIDEO_MIN_PIXELS "
     "VIDEO_MAX_TOKEN_NUM FPS_MAX_FRAMES".split()
 )
@@ -182,7 +182,7 @@ def images(draft: Draft) -> None:
             draft.assumed.append(f"{draft.label(name)} reads images: {parts.SEEN}")
             return
     arguments = [draft.label(name) for name in _OF_IMAGES if draft.given(name)]
-    variables = [f"{name}={draft.variables[name]}" for name in _BOUNDS_OF_IMAGES if draft.variables.get(name)]
+    variables = [f"{name}={draft.variables[name]}" for name in BOUNDS_OF_IMAGES if draft.variables.get(name)]
     if signs := [*arguments, *variables]:
         draft.assumed.append(f"{signs[0]} is for a model that reads images: {parts.SEEN}")
 

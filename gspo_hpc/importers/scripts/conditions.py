@@ -30,11 +30,22 @@ _FAILING = frozenset((*_NUMBERS, *_EQUAL)) - {"-ne", "!="}
 _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
 
 
-def plain(node: Node, scope: Scope) -> str | None:
-    """Return the text of a word in a condition, None if it is not known; a variable that is not set is empty."""
+def _text(node: Node, scope: Scope) -> str:
+    """Return the text of a word in a condition, in which expansions may be left; what is not set is empty."""
     scope.empty = True
     text = text_of(node, scope)
     scope.empty = False
+    return text
+
+
+def _is_some(text: str) -> bool | None:
+    """Tell whether a text is more than nothing, None if that is not known: one with a letter before its first $ is."""
+    return None if is_unset(text) and text[0] in "$`" else bool(text)
+
+
+def plain(node: Node, scope: Scope) -> str | None:
+    """Return the text of a word in a condition, None if it is not known; a variable that is not set is empty."""
+    text = _text(node, scope)
     return None if is_unset(text) else text
 
 
@@ -56,8 +67,7 @@ def holds(node: Node, scope: Scope, double: bool) -> bool | None:
         return _joined([word for word in words if word.type not in _SPLIT or plain(word, scope) != ""], scope)
     if double:
         return _in_double([leaf for part in parts for leaf in leaves(part)], scope)
-    text = plain(node, scope)
-    return None if text is None else bool(text)
+    return _is_some(_text(node, scope))
 
 
 def _in_double(words: list[Node], scope: Scope) -> bool | None:
@@ -71,19 +81,18 @@ def _in_double(words: list[Node], scope: Scope) -> bool | None:
     if len(words) == 1 and words[0].type == "parenthesized_expression":
         return holds(words[0], scope, True)
     if len(words) == 1:
-        text = plain(words[0], scope)
-        return None if text is None else bool(text)
+        return _is_some(_text(words[0], scope))
     if len(words) == 2:
         return _unary(source_of(words[0]), words[1], scope)
     if len(words) != 3:
         return None
     sign = source_of(words[1])
-    left = plain(words[0], scope)
-    right = plain_pattern(words[2], scope) if sign in _EQUAL else plain(words[2], scope)
-    if left is None or right is None:
-        return None
+    left = _text(words[0], scope)
     if sign not in _EQUAL:
-        return compare(left, sign, right, double=True)
+        return compare(left, sign, _text(words[2], scope), double=True)
+    right = plain_pattern(words[2], scope)
+    if is_unset(left) or right is None:
+        return sign == "!=" if right == "" and _is_some(left) else None
     held = matches(left, right, True, scope.mark("option", "nocasematch"))
     return None if held is None else held == (sign != "!=")
 
@@ -129,20 +138,19 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
     if len(words) == 1 and words[0].type == "parenthesized_expression":
         return _joined([leaf for part in words[0].children[1:-1] for leaf in leaves(part)], scope)
     if len(words) < 2:
-        text = plain(words[0], scope) if words else ""
-        return None if text is None else bool(text)
+        return _is_some(_text(words[0], scope)) if words else False
     if len(words) == 2:
         sign = source_of(words[0])
         return False if sign in _FAILING else _unary(sign, words[1], scope)  # nothing stands before it
     if len(words) != 3:
         return None
-    left, right = plain(words[0], scope), plain(words[2], scope)
-    return None if left is None or right is None else compare(left, source_of(words[1]), right)
+    return compare(_text(words[0], scope), source_of(words[1]), _text(words[2], scope))
 
 
 def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     """Tell whether a test of one word holds, None if that is not known."""
-    text = plain(word, scope)
+    given = _text(word, scope)
+    text = None if is_unset(given) else given
     if sign == "-v" and text is not None:
         found = scope.get(text)
         if found is None and text in ALWAYS:
@@ -152,13 +160,15 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
         return None if isinstance(found, Unknown) else found is not None
     if sign in ("-f", "-e", "-r", "-s") and text is not None:
         return there(text, scope.script)
-    return None if text is None or sign not in ("-z", "-n") else (sign == "-z") == (not text)
+    some = _is_some(given) if sign in ("-z", "-n") else None
+    return None if some is None else some == (sign == "-n")
 
 
 def compare(left: str, sign: str, right: str, double: bool = False) -> bool | None:
     """Tell whether a comparison holds, None if that is not known. `double`: it stands in [[ ]], and computes."""
     if is_unset(left) or is_unset(right):
-        return None
+        other = left if right == "" else right if left == "" else ""
+        return sign == "!=" if sign in _EQUAL and _is_some(other) else None
     if sign in _EQUAL:
         return (left == right) == (sign != "!=")
     if sign in _NUMBERS and "" in (left, right):

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts import heredocs
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.builtins import calls, demands, emptied, launchers, options, reading
+from gspo_hpc.importers.scripts.builtins import calls, children, demands, emptied, launchers, options, reading, sbatch
 from gspo_hpc.importers.scripts.builtins.getopts import getopts
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
@@ -44,7 +45,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
     reader.staged = name in _STAGE.split()
     match name:
         case "exit" if reader.exits:
-            reader.ended, reader.exit_line = "exit", reader.exit_line or line if reader.certain else reader.exit_line
+            reader.ended = "exit"
+            reader.exit_place = reader.exit_place or scope.place * reader.certain
             return None
         case "exit":
             reader.over = True
@@ -109,11 +111,10 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
             calls.source(reader, rest)
         case "eval":
             calls.evaluated(reader, " ".join(rest))
-        case "bash" | "sh" if rest:
-            if launchers.is_ambiguous(reader.statement, rest):
-                launchers.launched(reader, words, line)
-            else:
-                calls.shell(reader, rest)
+        case _ if (program := name.rpartition("/")[2]) in heredocs.SHELLS:
+            children.shell(reader, words, line)
+        case _ if program == "sbatch":
+            sbatch.submitted(reader, words, line)
         case "[" | "test" if len(rest) == 4 - (name == "test"):
             return compare(rest[0], rest[1], rest[2])
         case "test" if len(rest) == 2 and rest[0] in ("-n", "-z") and not is_unset(rest[1]):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import heredocs
+from gspo_hpc.importers.scripts.builtins import prefixes
 from gspo_hpc.importers.scripts.places import plain_path, text_at
 
 if TYPE_CHECKING:
@@ -76,12 +77,15 @@ def write(
     words, document = heredocs.taken_out(words)
     piped = statement.parent is not None and statement.parent.type == "pipeline"
     if document is not None or not piped or statement.prev_named_sibling is None:
-        reader.document = document if words[:1] in (["cat"], ["tee"], ["read"]) else None
+        reader.document = document if heredocs.reads(words) else None
+    elif not heredocs.reads(words):  # sed, say, which writes another text
+        reader.document = None
     code = "" if document is None else document.text
     text: str | None
     if reader.document is not None and (place := heredocs.target(words, redirects)):
         path, adds = place
-        text = heredocs.text_with_values(reader.document, reader.scope)
+        with prefixes.not_yet(reader):
+            text = heredocs.text_with_values(reader.document, reader.scope)
     elif not piped and (echo := echoed(words, redirects)):
         path, adds, text = echo
     else:

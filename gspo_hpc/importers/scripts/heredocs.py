@@ -10,6 +10,18 @@ from gspo_hpc.importers.scripts.places import plain_path
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.words import text_with_values as text_with_values
 
+SHELLS = ("bash", "sh", "dash")
+
+
+def reads(words: Sequence[str]) -> bool:
+    """Tell whether a command takes the text on its input as it is: it hands it on, sets a variable to it, or runs it.
+
+    A launcher may start the shell that runs it.
+    """
+    names = [word.rpartition("/")[2] for word in words]
+    keeps = list(words) in (["cat"], ["cat", "-"]) or names[:1] in (["tee"], ["read"], ["sbatch"])
+    return keeps or any(name in SHELLS for name in names)
+
 
 def target(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[str, bool] | None:
     """Return the file that a command writes its here-document to, and whether it appends; None if it writes none.

@@ -22,7 +22,8 @@ _SIGN = re.compile(r"/|--?|[+~]")
 _IN_BRACKETS = re.compile(r"(?:^|[\s;&|!(])\[(?=\s)(?:(?!\s\]).)*\s$")
 # A command whose here-document becomes a file, is code that may write one, or is read into a variable.
 _WRITES = re.compile(
-    r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<|(?:IFS=\S*\s+)?read\s[^|;&]*<<)"
+    r"^\s*(?:cat\b.*(?:>|\|\s*tee\b)|tee\b|(?:\w+=\S*\s+)*python3?\s[^|;&]*<<|(?:IFS=\S*\s+)?read\s[^|;&]*<<)|"
+    r"(?:^|[\s/(])(?:bash|sh|dash|sbatch)\s[^|;&]*<<|^\s*cat\b[^;&]*\|(?:[^;&|]*[\s/])?(?:bash|sh|dash|sbatch)\b"
 )
 # Before a command that is not the first of its line, and behind one that is not the last.
 _BEFORE = re.compile(r"(?:;|&&|\|\||&(?=\s)|(?<!\S)(?:\{|then|do|else)(?=\s))")
@@ -30,8 +31,8 @@ _BEHIND = re.compile(r";|&&|\|\|")
 _RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
-# A command that a substitution has alone, which writes its here-document: $(cat <<END
-_SUBSTITUTED = re.compile(r"\$\(\s*cat(?:[ \t]+-)?[ \t]*$")
+# A command that a substitution has alone, which writes or submits its here-document: $(cat <<END
+_SUBSTITUTED = re.compile(r"\$\(\s*(?:cat(?:[ \t]+-)?|(?:[\w./]+/)?sbatch(?:[ \t][^|;&()\n]*)?)[ \t]*$")
 # A here-document as parse() leaves it in the script, a word: whether $NAME in it is replaced, and its text.
 _MARK = re.compile(r"heredoc_([01])_([0-9a-f]*)")
 _ACTIVE = (
@@ -181,7 +182,8 @@ def _prepared(text: str) -> str:
             token, at = "", len(text) if end < 0 else end
         elif match["end"] and inner not in ('"', "(("):
             within = _SUBSTITUTED.search(text, 0, match.start()) is not None if around else False
-            ends.append((match["end"], token.startswith("<<-"), len(done), match.start(), not around or within))
+            alone = within or all(sign == "(" for sign in around)
+            ends.append((match["end"], token.startswith("<<-"), len(done), match.start(), alone))
             token = " " * len(token)
         elif token == "\n":
             token += "\n" * joined

@@ -99,6 +99,8 @@ class Scope:
     followed: int = 0  # calls of functions whose output was followed
     emptied: dict[str, tuple[str, int]] = field(default_factory=dict)  # option -> variable that it is empty by, line
     line: int = 0  # of the present statement
+    main: str = ""  # the script that is read, where $0 is that of another one which it starts
+    defaulted: dict[str, None] = field(default_factory=dict)  # variables that a launcher may set, with a default here
     presumed: set[str] = field(default_factory=set)  # why values that whoever starts the script gives are not known
     missed: dict[str, str] = field(default_factory=dict)  # variable that is not set (@: argument) -> place of its use
 
@@ -116,15 +118,22 @@ class Scope:
                 self.arguments = (REST,)
                 self.presumed.add(SHIFTED)
             else:
-                self.values[name] = Unknown(_PRESUMED)
+                self.values[name] = Unknown(why_not_set(name) if is_launched(name) else _PRESUMED)
+                self.put_mark("export", name, True)
                 self.presumed.add(_PRESUMED)
 
     def miss(self, name: str) -> None:
         """Note that the script counts on a variable, or on its arguments (@), which a run may have been given."""
         name = "@" if not name.isidentifier() else name
         if name not in ALWAYS and not is_launched(name):
-            of = f" of {self.here.rpartition('/')[2]}" if self.here else ""
-            self.missed.setdefault(name, f"line {self.line}{of}")
+            self.missed.setdefault(name, self.place)
+
+    @property
+    def place(self) -> str:
+        """Return the line of the present statement, with its file if that is not the script which is read."""
+        file = self.here or (self.script if self.script != self.main else "")
+        of = f" of {file.rpartition('/')[2]}" if file else ""
+        return f"line {self.line}{of}"
 
     def held(self, name: str) -> Value | None:
         """Return the value of a variable or of a positional parameter; None if it is not set."""

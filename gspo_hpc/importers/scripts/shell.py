@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
-from gspo_hpc.importers.scripts.builtins import demands, required
+from gspo_hpc.importers.scripts.builtins import demands, prefixes, required, sbatch
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
@@ -21,7 +21,7 @@ from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value
-from gspo_hpc.importers.scripts.script import Command, Script, directives, exports
+from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
 from gspo_hpc.importers.scripts.words import computed, text_of, words_of
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _MOST = 5_000  # statements followed, those of functions once for each call
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SETS = re.compile(r"(?m)(?:^|[;&|({]|\b(?:then|do|else|export|local|readonly)\b)[ \t]*([A-Za-z_]\w*)\+?=")
 _CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
-_PREFIXES = ("exec", "time", "env", "nohup", "command", "builtin")
 
 
 class TooLongError(ValueError):
@@ -53,9 +51,9 @@ def follow(
     With `exits` false an exit ends nothing. `presumed`: variables (@: the arguments) that whoever starts it sets, not
     known to what. Raises ValueError, with the line, for text that bash cannot parse, and for a script of absurd size.
     """
-    reader = Reader(folder, name, exits, directives(text))
+    reader = Reader(folder, name, exits, sbatch.directives(text))
     reader.scope.presume(presumed)
-    for key, value in exports(text).items():
+    for key, value in sbatch.exports(text).items():
         reader.scope.set(key, value)
         reader.scope.put_mark("export", key, True)
     for match in _SETS.finditer(text):
@@ -65,8 +63,9 @@ def follow(
     except RecursionError:
         raise ValueError("the script is nested too deeply") from None
     read, needed, scope = dict.fromkeys(reader.read), dict.fromkeys(reader.required), reader.scope
-    ways, blanks = (reader.found, reader.possible, reader.exit_line), blanks_after_backslash(text)
-    return Script(*ways, blanks, (*read,), (*needed,), scope.emptied, scope.missed)
+    ways, blanks = (*(reader.own or (reader.found, reader.possible)), reader.exit_place), blanks_after_backslash(text)
+    missed, not_read = (scope.missed, (*scope.defaulted,)), tuple(dict.fromkeys(reader.not_read))
+    return Script(*ways, blanks, (*read,), (*needed,), scope.emptied, *missed, not_read)
 
 
 class Reader:
@@ -74,7 +73,8 @@ class Reader:
 
     def __init__(self, folder: Path | None, name: str, exits: bool, batch: dict[str, str]) -> None:
         self.file = None if folder is None else folder / (name or "-")
-        self.scope = Scope(script=str(self.file) if name else "", batch=batch)
+        script = str(self.file) if name else ""
+        self.scope = Scope(script=script, main=script, batch=batch)
         self.exits = exits
         self.found: list[Command] = []
         self.possible: list[Command] = []
@@ -93,13 +93,17 @@ class Reader:
         self.levels = 1  # the loops that the present break or continue ends
         self.loops = 0  # those around the present statement, in the present function
         self.statement: Node | None = None  # the present command, before its words were expanded
+        self.around: dict[str, Value] | None = None  # variables before those that stand before the present command
         self.branches = 0  # ways around the present statement that may not be taken, in the present function
         self.staged = False  # the last command only sets the stage, such as cd, and counts as successful in front of &&
         self.aliases: set[str] = set()
-        self.exit_line = 0
+        self.exit_place = ""
         self.callers: list[Node | None] = []  # the calls of the functions around the present statement
         self.over = False  # an exit that ends nothing has been passed in the present block
         self.places: dict[str, int] = {}  # variables that the script sets anywhere -> first line that does
+        self.own: tuple[list[Command], list[Command]] | None = None  # commands of jobs that are the script itself
+        self.submitting = False  # such a job is followed
+        self.not_read: list[str] = []  # sentences on scripts that it starts and that are not followed
         self.required: list[str] = []  # sentences on variables without whose values it ends
         self.demands = set[int]()  # statements that may lead to an exit which has just been passed
         self.option = (0, 0)  # of getopts: the argument whose letters are being read, and the next letter in it
@@ -121,6 +125,7 @@ class Reader:
     def run(self, node: Node) -> bool | None:
         """Follow one statement; return whether it succeeds, None if that is not known."""
         self.count += 1
+        sbatch.within(self, node)
         self.scope.line = line_of(node)
         if self.count > _MOST:
             raise TooLongError(f"line {line_of(node)}: more than {_MOST} statements; leave only the run in the file")
@@ -199,6 +204,8 @@ class Reader:
         lost = scope.partly | {key: value for key, value in held.items() if isinstance(value, Unknown)}
         unset = {key: f"is set in line {line}, but not on the way that is followed"
                  for key, line in self.places.items() if key not in held}  # fmt: skip
+        marks = {key: value for key, value in scope.values.items() if key.startswith("export ")}
+        lost |= {key: value for key, value in marks.items() if isinstance(value, Unknown)}
         unknown = unset | scope.calls() | {key: value.why for key, value in lost.items()}
         if is_open(scope.arguments):
             first = next(number for number, word in enumerate(scope.arguments, 1) if isinstance(word, Open))
@@ -237,22 +244,14 @@ class Reader:
                 else:
                     words += words_of(part, self.scope)
         self.scope.empty = False
-        before = dict(self.scope.values) if settings else None
+        before, batch = dict(self.scope.values) if settings or prefixes.stand(words) else None, self.scope.batch
+        self.around = before
         given = {source_of(node.named_children[0]).partition("[")[0] for node in settings}
         for node in settings:  # in front of a command they are its environment; its words do not see them
             effects.assign(self, node)
             if words:
                 self.scope.put_mark("export", source_of(node.named_children[0]).partition("[")[0], True)
-        outside = ends = False  # a program is started, whatever functions there are; the script is replaced by it
-        while words and (words[0] in _PREFIXES or _ASSIGNMENT.match(words[0])):
-            outside = outside or words[0] in ("exec", "env", "nohup", "command", "builtin")
-            ends = ends or words[0] == "exec"
-            name, equals, value = words.pop(0).partition("=")
-            if equals:
-                before = dict(self.scope.values) if before is None else before
-                given.add(name)
-                self.scope.set(name, value)
-                self.scope.put_mark("export", name, True)
+        words, outside, ends = prefixes.taken_off(self, words, given)
         lasting, self.scope.lasting = self.scope.lasting, set[str]()
         outer, self.scope.given = self.scope.given, self.scope.given | given
         words, document, path = files.write(self, statement, words, redirects)
@@ -264,7 +263,8 @@ class Reader:
         for name in files.changed(words, redirects, document):
             if name != path:
                 self.written[name] = "" if words and words[0] == "rm" and self.certain else None
-        if before is not None and words:
+        self.scope.batch = batch
+        if before is not None and (words or outside):
             self.scope.restore(before, given | {f"export {name}" for name in given})  # all else that it sets stays
             for name in given & self.scope.lasting:  # by export in a function, say
                 self.scope.set(name, Unknown(f"is set in a call after {name}=... (line {line_of(statement)})"))

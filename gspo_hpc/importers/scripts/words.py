@@ -341,6 +341,8 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
         if there != (kind[-1] == "+"):
             yield value_piece(str(found or ""), quoted) if kind[-1] != "+" else Piece("", not quoted)
             return
+        if found is None and is_launched(name):
+            scope.defaulted[name] = None
         pieces = given()
         if match := _COMPUTED.fullmatch("".join(piece.text for piece in pieces)):
             value = evaluate(match[1], scope, line_of(node))

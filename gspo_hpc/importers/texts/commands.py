@@ -258,6 +258,8 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     words = command.words
     variables = {name: value for name, value in command.variables.items()
                  if not name.startswith("WANDB_") or name in command.exported}  # fmt: skip
+    perhaps = {name: why for name in command.variables if (why := command.unknown.get(f"export {name}"))}
+    variables |= {name: f"${name}" for name in perhaps if name.startswith("WANDB_")}
     launcher, _ = options(words[:launched])
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
@@ -292,9 +294,9 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
         if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
             variables |= {EVALUATES: "", "entry": "trl"}
         values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
-    return Found(
-        source, values, variables, commands, tuple(notes), left, command.unknown, launcher, might=might, places=places
-    )
+    unknown = {**perhaps, **command.unknown}
+    found = Found(source, values, variables, commands, tuple(notes), left, unknown, launcher)
+    return found._replace(might=might, places=places)
 
 
 def _names(words: tuple[str, ...]) -> list[str]:

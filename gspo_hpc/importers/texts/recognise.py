@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.builtins import emptied
-from gspo_hpc.importers.scripts.scope import is_launched
-from gspo_hpc.importers.scripts.script import Command, Script, directives
+from gspo_hpc.importers.scripts.builtins.sbatch import directives
+from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
@@ -28,8 +28,6 @@ _PYTHON = re.compile(
 )
 _TOML = re.compile(r"(?m)^\[\[?[A-Za-z_][\w.\"-]*\]\]?[ \t]*$")
 _FENCE = re.compile(r"(?m)^(?:```|~~~)[\w{}. -]*$")
-# A default of a variable: ${NAME:-1}; another may stand in it.
-_DEFAULT = re.compile(r"\$\{(\w+):?[-=](?=[^}])")
 # Variables and options of a launcher that decide how many GPUs there are.
 _SIZES = (
     "NNODES",
@@ -45,6 +43,7 @@ _SIZES = (
 # Keys that a task file of SkyPilot has beside `run`.
 _OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"}
 _POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
+_MOST_TOLD = 3  # scripts that are not read
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
     "trl grpo ... or a GRPOConfig"
@@ -125,14 +124,12 @@ def _from_script(text: str, source: str | None, folder: Path, name: str, presume
 def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, name: str) -> Iterator[str]:
     """Yield what follows the defaults that a script has for variables of a batch system or a launcher."""
     code = re.sub(r"(?m)^\s*#.*$", "", text)
-    variables = dict.fromkeys(match[1] for match in _DEFAULT.finditer(code) if is_launched(match[1]))
-    given = directives(text)
-    for variable, value in given.items():
+    for variable, value in directives(text).items():
         if re.search(rf"\$\{{?{variable}\b", code):
             yield f"${variable}: {value}, by a line #SBATCH; sbatch may be given another"
-    for variable in (name for name in variables if name not in given):
+    for variable in found.defaulted:
         try:
-            other = _followed(f"{variable}=$({variable})\n{text}", source, folder, name)
+            other = _followed(text, source, folder, name, (variable,))
         except ValueError:
             yield f"${variable}: the script's default is taken, and decides what is started"
             continue
@@ -159,9 +156,9 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         where = script.ended
         script = follow(text, folder, name, exits=False, presumed=presumed)
         runs, lists = _runs(script, source, folder, name, [])
-        notes.append(f"started without arguments, the script ends in line {where}: what follows is read all the same")
+        notes.append(f"started without arguments, the script ends in {where}: what follows is read all the same")
     if not runs:
-        raise _nothing(text, others)
+        raise _nothing(text, others, script.not_read)
     if len(runs) > 1:
         raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
     (found,) = runs
@@ -185,7 +182,8 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         )
     notes += _cut_off(found, script.commands)
     possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
-    return found._replace(notes=(*found.notes, *notes), missed=script.missed, possible=len(possible))
+    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=len(possible))
+    return found._replace(notes=(*found.notes, *notes))
 
 
 def _runs(
@@ -200,7 +198,7 @@ def _runs(
             raise foreign.refusal(project)
 
     def all_of(given: list[Command]) -> list[Found]:
-        started = (command for command in given if command.words[:1] != ("eval",))  # its text is followed by itself
+        started = (command for command in given if not _is_followed(command.words))
         found = (from_command(command, around, place, source, others) for command in started)
         return [run for run in found if run is not None]
 
@@ -218,12 +216,20 @@ def _runs(
     return [documents.of_grpo(lists[0], name, folder, source)], lists[1:]
 
 
-def _nothing(text: str, others: list[str]) -> ValueError:
-    """Return the error for a text without a run that is read."""
+def _is_followed(words: Sequence[str]) -> bool:
+    """Tell whether a command only gives text to a shell, whose commands are followed by themselves."""
+    submitted = words[0].rpartition("/")[2] == "sbatch" and any(word.startswith("--wrap") for word in words)
+    return words[0] == "eval" or submitted
+
+
+def _nothing(text: str, others: Sequence[str], not_read: Sequence[str]) -> ValueError:
+    """Return the error for a text without a run that is read. `not_read`: sentences on scripts that it starts."""
     if others:
         return ValueError(sorted(others, key=lambda line: line.endswith(UNTOLD))[0])
     if project := foreign.of_text(_without_comments(text)):
         return foreign.refusal(project)
+    if not_read:
+        return ValueError(f"no run of ms-swift, verl or TRL is recognised; {'; '.join(not_read[:_MOST_TOLD])}")
     return ValueError(f"no run of ms-swift, verl or TRL is recognised ({_ENTRIES}); name one with --from")
 
 

@@ -28,4 +28,5 @@ class Found(NamedTuple):
     might: Mapping[str, tuple[str, ...]] = {}  # arguments that a condition adds -> the values that it may give them
     places: Mapping[str, str] = {}  # arguments that a file which the command names gives -> that file
     missed: Mapping[str, str] = {}  # variables that the script asks for and does not set (@: arguments) -> place
+    defaulted: tuple[str, ...] = ()  # those of a batch system or a launcher for which the script has a default
     possible: int = 0  # runs beside it that start only if a condition holds that is not known

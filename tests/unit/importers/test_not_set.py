@@ -174,3 +174,45 @@ def test_the_file_of_a_line_is_named_where_it_is_not_the_script(tmp_path: Path) 
     found = convert(f"source common.sh\n{RUN}", folder=tmp_path, name="run.sh")
     (line,) = [line for line in found.assumed if line.endswith(END)]
     assert line.startswith("$BIG (line 2 of common.sh) is not set here, ")
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ('[ -n "$B" ] && export WANDB_PROJECT=x\n', "WANDB_PROJECT"),
+        ('export WANDB_PROJECT=x\n[ -n "$B" ] && export WANDB_PROJECT=y\n', "WANDB_PROJECT"),
+        ('export WANDB_PROJECT=x\n[ -n "$B" ] && unset WANDB_PROJECT\n', "WANDB_PROJECT"),
+        ('WANDB_PROJECT=x\n[ -n "$B" ] && export WANDB_PROJECT\n', "WANDB_PROJECT"),
+        ('export WANDB_PROJECT=x\n[ -n "$B" ] && export -n WANDB_PROJECT\n', "WANDB_PROJECT"),
+        ('if [ -n "$B" ]; then set -a; fi\nWANDB_ENTITY=x\n', "WANDB_ENTITY"),
+        ('[ -n "$B" ] && export WANDB_MODE=offline\n', "WANDB_MODE"),
+        ('[ -n "$B" ] && export NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1\n', "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"),
+        ('[ -n "$B" ] && export MAX_PIXELS=1003520\n', "MAX_PIXELS"),
+        ('[ -n "$B" ] && export CUDA_VISIBLE_DEVICES=0,1\n', "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_variable_of_the_environment_that_is_set_only_with_another_is_told(script: str, name: str) -> None:
+    more = "--report_to wandb" + " --fp8_format e4m3 --fp8_recipe blockwise" * name.startswith("NVTE")
+    run = f"{RUN[:-1]} {more}\n".replace("$LR", "1e-6").replace("NPROC_PER_NODE=8 ", "")
+    run = run.replace("swift rlhf", "megatron rlhf") if name.startswith("NVTE") else run
+    (line,) = told(f"{script}{run}")
+    assert line.startswith("$B (line ") and f" is not set here, and may decide {name}: " in line
+
+
+def test_a_variable_of_wandb_that_is_not_known_is_left_out_and_told() -> None:
+    run = RUN.replace("$LR", "1e-6")
+    found = convert(f"[ -f x ] && export WANDB_PROJECT=x\n{run}")
+    assert found.open == ("WANDB_PROJECT=$WANDB_PROJECT",) and found.config.tracking.wandb_project == "gspo_hpc"
+    (line,) = [line for line in found.assumed if line.startswith("WANDB_PROJECT=")]
+    assert "$WANDB_PROJECT depends on a condition in line 1, " in line
+    shown = convert(f"WANDB_PROJECT=x\n[ -f x ] && export WANDB_PROJECT\n{run}")
+    assert shown.open == found.open and "depends on a condition" in " ".join(shown.assumed)
+
+
+@pytest.mark.parametrize("project", ["p", "$(date)"])
+def test_an_argument_goes_before_a_variable_of_wandb(project: str) -> None:
+    words = "algorithm.adv_estimator=grpo data.train_batch_size=256 actor_rollout_ref.rollout.n=4 trainer.nnodes=1"
+    run = f"python -m verl.trainer.main_ppo {words} trainer.n_gpus_per_node=8 trainer.project_name={project}\n"
+    assert told(f'[ -n "$B" ] && export WANDB_PROJECT=x\n{run}') == []
+    found = convert(f"export WANDB_PROJECT=x\n{run}")
+    assert found.config.tracking.wandb_project == ("p" if project == "p" else "gspo_hpc")

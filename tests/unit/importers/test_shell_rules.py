@@ -108,7 +108,7 @@ def test_a_rule_is_followed_as_in_bash(script: str) -> None:
         "P=x; case y in y) P=y; LR=1;;& $P) LR=2;; *) LR=3;; esac",
         "f() { export LR=3; }; LR=2; LR=1 f", "f() { export LR; LR=4 true; }; LR=1 f",
         "f() { unset LR; }; LR=2; LR=1 f",
-        "D=; for i in 1 2 3; do [[ $D ]] && LR=$E; E=5; D+=x$(cat y); done", "set x \"$@$U\"; LR=$#",
+        "D=; for i in 1 2 3; do [[ $D = *z ]] && LR=$E; E=5; D+=x$(cat y); done", "set x \"$@$U\"; LR=$#",
         "if [ -f x ]; then f() { LR=5; }; fi; LR=2; f",
         "declare -A K=([z]=1 [a]=2); for LR in \"${!K[@]}\"; do :; done",
         "echo() { :; }; LR=$(echo 5)", "LR=$(echo 5 >&2)",

@@ -1,4 +1,4 @@
-"""Follow what runs other text: functions, sourced files, eval, and shells that are started."""
+"""Follow what runs other text in the script's own shell: functions, sourced files, and eval."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import parse
 from gspo_hpc.importers.scripts.places import find_file, text_at
-from gspo_hpc.importers.scripts.scope import Unknown, Value
-from gspo_hpc.importers.scripts.subshells import apart
+from gspo_hpc.importers.scripts.scope import Unknown
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
@@ -85,7 +84,7 @@ def source(reader: Reader, rest: list[str]) -> None:
     scope = reader.scope
     arguments, returned, reader.returned = scope.arguments, reader.returned, []
     scope.arguments = tuple(given) or arguments
-    here, scope.here = scope.here, _path(reader, name)
+    here, scope.here = scope.here, path_of(reader, name)
     reader.frames.append(None)
     try:
         reader.walk(parse(text).root_node.named_children)
@@ -97,7 +96,7 @@ def source(reader: Reader, rest: list[str]) -> None:
     scope.arguments, reader.returned, scope.here = arguments, returned, here
 
 
-def _path(reader: Reader, name: str) -> str:
+def path_of(reader: Reader, name: str) -> str:
     """Return the path of a file that is followed, as BASH_SOURCE has it; "" where it is not at hand."""
     found = find_file(name, reader.file)
     return "" if found is None else str(found)
@@ -127,45 +126,3 @@ def evaluated(reader: Reader, text: str) -> None:
     reader.frames.pop()
     if lost:
         reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
-
-
-def shell(reader: Reader, rest: list[str]) -> None:
-    """Follow a shell of its own: bash -c 'commands', or bash script.sh with arguments."""
-    text, name, given = "", "", list[str]()
-    plain = next((number for number, word in enumerate(rest) if not re.fullmatch(r"[-+][a-z]+|--", word)), len(rest))
-    options, rest = "".join(word[1:] for word in rest[:plain] if word[0] == "-"), rest[plain:]
-    if "c" in options and rest:
-        text, given = rest[0], rest[2:]
-    elif rest and not set(options) & set("os") and (found := _text(reader, rest[0])) is not None:
-        text, name, given = found, rest[0], rest[1:]
-    if not text or len(reader.frames) >= DEEPEST:
-        return
-    try:
-        tree = parse(text)
-    except ValueError:
-        return
-    scope = reader.scope
-    arguments, scope.arguments = scope.arguments, tuple(given)
-    script, here = scope.script, scope.here
-    if name:  # a script of its own is $0, also for what it sources
-        scope.script, scope.here = _path(reader, name), None
-    frames, reader.frames = reader.frames, [None] * (len(reader.frames) + 1)
-    loops, reader.loops = reader.loops, 0
-    shell = dict[str, Value]()
-    for key, value in scope.values.items():
-        if (
-            key.isidentifier()
-            and (seen := scope.mark("export", key)) is not False
-            and not isinstance(value, tuple | dict)
-        ):
-            shell[key] = value if seen else Unknown("is perhaps not exported")
-            shell[f"export {key}"] = "1"
-    for key in scope.exported - scope.values.keys() if any(frames) else ():
-        shell[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
-    functions, reader.functions = reader.functions, {}
-    apart(reader, tree.root_node.named_children, shell)
-    reader.functions, reader.loops = functions, loops
-    reader.frames, scope.arguments = frames, arguments
-    scope.script, scope.here = script, here
-    reader.ended = ""
-    reader.read += [name] if name else []

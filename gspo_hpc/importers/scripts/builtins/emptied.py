@@ -28,9 +28,12 @@ _ENCLOSING = "[]'\" ,"  # signs of a list or a text with nothing in it
 
 def note(scope: Scope, statement: Node | None) -> None:
     """Note the options in a statement whose values are nothing as it is followed."""
-    if statement is None or b"$" not in (statement.text or b""):
-        return
-    source = source_of(statement)
+    if statement is not None and b"$" in (statement.text or b""):
+        note_in(scope, source_of(statement), line_of(statement))
+
+
+def note_in(scope: Scope, source: str, first: int) -> None:
+    """Note the options in a text whose values are nothing as it is followed. `first`: its line of the script."""
     aside = replace(scope, **{one.name: copy(getattr(scope, one.name)) for one in fields(scope)})  # ${X[i++]} counts up
     for match in _VALUE.finditer(source):
         value = match[2]
@@ -38,7 +41,7 @@ def note(scope: Scope, statement: Node | None) -> None:
             value = value.removesuffix('"')
         if (named := _NAME.search(value)) is None or not _is_nothing(value, aside):
             continue
-        line = line_of(statement) + source.count("\n", 0, match.start(1))
+        line = first + source.count("\n", 0, match.start(1))
         scope.emptied[match[1].replace("-", "_")] = (named[1], line)
 
 

@@ -22,6 +22,7 @@ class Outcome(NamedTuple):
     carried: Mapping[str, Collection[str]]  # arguments -> keys of settings that they decide
     open: tuple[str, ...]  # arguments whose values are not known
     added: frozenset[str]  # words that may be any number of arguments
+    around: Mapping[str, str]  # variables of the environment that show something, and set nothing
     possible: int  # further runs that start only if a condition holds that is not known
 
 
@@ -67,6 +68,8 @@ def _differing(before: Outcome, after: Outcome | None) -> list[str]:
     theirs = {key for name in opened for key in before.carried.get(name, ())}
     every = {**before.settings, **after.settings}
     keys = [key for key in every if before.settings.get(key) != after.settings.get(key) and key not in theirs]
+    every = {**before.around, **after.around}
+    keys += [name for name in every if before.around.get(name) != after.around.get(name)]
     return [*opened, *keys, *([_ADDED] if after.added - before.added else [])]
 
 

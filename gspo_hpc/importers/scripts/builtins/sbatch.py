@@ -1,0 +1,223 @@
+"""Follow jobs that a shell script hands to Slurm, and read the lines #SBATCH by which a script says what it needs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gspo_hpc.importers.scripts.builtins import children
+from gspo_hpc.importers.scripts.builtins.calls import path_of
+from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
+from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open, settled
+from gspo_hpc.importers.scripts.parse import nodes, source_of
+from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.scope import Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.subshells import apart
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from gspo_hpc.importers.scripts.shell import Reader
+
+# Options of sbatch that take no value, or only one behind a =; and the letters of those that take one.
+_SWITCHES = frozenset(
+    "contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue oversubscribe overcommit parsable "
+    "propagate quiet reboot requeue resv-ports share spread-job stepmgr test-only usage use-min-nodes verbose version "
+    "wait".split()
+)
+_VALUED = "AabBCcdDeFGiJLMmNnopqStwxZ"
+_NAMES = {"N": "nodes"}
+_SIZES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+_GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?(?=,|$)")
+_EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
+_PAIR = re.compile(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+")  # of --export, which quotes may surround
+_WRAP = re.compile(r"--wrap(?:=.*)?", re.DOTALL)
+_SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
+
+
+def directives(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets by the lines #SBATCH of a script, if sbatch gets no other options."""
+    options = _lines(text)
+    return {name: value for name, value in _sizes(options).items() if value} | exports(text)
+
+
+def exports(text: str) -> dict[str, str]:
+    """Return the variables that lines ``#SBATCH --export=NAME=value,...`` of a script put into its environment."""
+    pairs = (pair.partition("=") for pair in _exported(_lines(text).get("export", "")))
+    return {name: value for name, sign, value in pairs if sign and name.isidentifier()}
+
+
+def _lines(text: str) -> dict[str, str]:
+    """Return the options in the lines #SBATCH of a script, which stand before its first command."""
+    words: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#SBATCH"):
+            try:
+                words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            except ValueError:  # a quote that is not closed
+                continue
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+    options: dict[str, str] = {}
+    while words:
+        found, words = _read(words)
+        options |= found
+        words = words[1:]  # no option: it is passed over
+    return options
+
+
+def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return options of sbatch with their values, and the words behind them: the script and its arguments.
+
+    *: a word that may be any options.
+    """
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest and (rest[0][:1] == "-" != rest[0] or (rest[1:] and _may_be_options(rest[0]))):
+        word = rest.pop(0)
+        if isinstance(word, Absent):  # never set, and so no word; but behind an option it is a value to be given
+            continue
+        if word[:1] == "$":
+            options["*"] = word
+            continue
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if not equals and name not in _SWITCHES and rest:
+                value = rest.pop(0)
+        else:  # letters, of which the last may have a value
+            at = next((at for at, letter in enumerate(word) if at and letter in _VALUED), 0)
+            name = _NAMES.get(word[at], word[at]) if at else word[1:]
+            value = word[at + 1 :].removeprefix("=") if at else ""
+            if at and not word[at + 1 :] and rest:
+                value = rest.pop(0)
+        options[name] = value
+    return options, rest
+
+
+def _may_be_options(word: str) -> bool:
+    """Tell whether a word in the place of an option may be any number of them, or is none at all."""
+    return isinstance(word, Absent) or (isinstance(word, Open) and word[:1] == "$")
+
+
+def _sizes(options: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that Slurm sets by options, None for those whose values do not follow from them."""
+    found: dict[str, str | None] = {}
+    if "nodes" in options:
+        nodes = options["nodes"] if options["nodes"].isdecimal() else None
+        found |= dict.fromkeys(_SIZES[:2], nodes)
+    gpus = _GPUS.search(options.get("gres", ""))
+    each = _EACH.fullmatch(options.get("gpus-per-node", "")) or gpus
+    if "gpus-per-node" in options or "gpu" in options.get("gres", "") or is_unset(options.get("gres")):
+        found |= dict.fromkeys(_SIZES[2:], each[1] if each else None)
+    return found
+
+
+def _exported(text: str) -> list[str]:
+    """Return the parts of the value of --export."""
+    whole = text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[0] and len(text) > 1 else text
+    parts = (pair.partition("=") for pair in _PAIR.findall(whole))
+    return [f"{name}{sign}{value.strip(chr(39) + chr(34))}" for name, sign, value in parts]
+
+
+def submitted(reader: Reader, words: Sequence[str], line: int) -> None:
+    """Follow a job: sbatch with a script and its arguments, with --wrap, or with a script on its input."""
+    command, rest = _read(words[1:])
+    rest = settled(rest) or rest
+    if {"test-only", "help", "usage", "version"} & {*command}:
+        return
+    try:
+        found, given = _text(reader, command, rest, line)
+        lines = {} if "wrap" in command else _lines(found.text)
+        sizes = _sizes(lines) | (dict.fromkeys(_SIZES) if "*" in command else _sizes(command))
+        seen = _environment(reader, lines | command)
+        values = {key: value for key, value in seen.values.items() if key.removeprefix("export ") not in sizes}
+        for name in ("SLURM_JOB_ID", "SLURM_JOBID"):  # it is not known, and not empty
+            values |= {name: f"job-${name}", f"export {name}": "1"}
+        batch = {name: size for name, size in sizes.items() if size}
+        seen = children.Environment(values, batch, seen.sourced)
+        if found.name and path_of(reader, found.name) == str(reader.file):
+            _by_itself(reader, found, given, seen)
+        else:
+            children.run(reader, found, given, seen)
+    except children.NotReadError as error:
+        children.lost(reader, error)
+
+
+def _text(
+    reader: Reader, command: Mapping[str, str], rest: Sequence[str], line: int
+) -> tuple[children.Commands, Sequence[str]]:
+    """Return what a job runs, and its arguments."""
+    if "wrap" in command:
+        ambiguous = children.is_ambiguous(reader, [command["wrap"]], _WRAP)
+        why = children.ambiguous(reader, "sbatch") if ambiguous else ""
+        return children.Commands(command["wrap"], line=line, why=why), ()
+    if rest:
+        here = "*" not in command or find_file(rest[0], reader.file) is not None
+        return children.of_file(reader, rest[0] if here else command["*"], "sbatch"), rest[1:]
+    with not_yet(reader):
+        return children.of_input(reader, "sbatch", line), ()
+
+
+def _environment(reader: Reader, options: Mapping[str, str]) -> children.Environment:
+    """Return what a job has in its environment: what is exported, unless --export says otherwise."""
+    ours = children.environment(reader).values
+    parts = _exported(options.get("export", "ALL"))
+    names = {part.partition("=")[0] for part in parts if "=" not in part}
+    if {"*", "export-file"} & {*options} or any(map(is_unset, names)):
+        why = f"may be set by sbatch in {reader.scope.place}, whose --export is not known before the script runs"
+        return children.Environment({}, sourced=why)
+    if "ALL" in names:
+        values, sourced = dict(ours), None
+    else:
+        kept = names - {"NONE", "NIL"}
+        values = {key: value for key, value in ours.items() if key.removeprefix("export ") in kept}
+        sourced = ""
+    for name, sign, value in (part.partition("=") for part in parts):
+        if sign and name.isidentifier():
+            values |= {name: _value(reader, value), f"export {name}": "1"}
+    return children.Environment(values, sourced=sourced)
+
+
+def _value(reader: Reader, text: str) -> Value:
+    """Return what a variable is set to, with the reason where that is the value of another one that is not known."""
+    name = text.strip("${}") if re.fullmatch(r"\$(\w+|\{\w+\})", text) else ""
+    held = reader.scope.held(name) if name else None
+    return held if isinstance(held, Unknown) else text
+
+
+def _by_itself(reader: Reader, found: children.Commands, given: Sequence[str], seen: children.Environment) -> None:
+    """Follow a job that is the script itself, ``sbatch "$0"``: what it starts there is what the script starts."""
+    if reader.submitting:
+        return
+    kept = reader.found, reader.possible, reader.certain
+    reader.found, reader.possible, reader.certain, reader.submitting = [], [], True, True
+    children.run(reader, found, given, seen)
+    certain, possible = reader.own or ([], [])
+    reader.own = ([*certain, *reader.found], [*possible, *reader.possible])
+    reader.found, reader.possible, reader.certain = kept
+    reader.submitting = False
+
+
+def within(reader: Reader, node: Node) -> None:
+    """Follow jobs that a statement hands in to learn their numbers: ``ID=$(sbatch --parsable job.sh)``."""
+    if node.type not in _SIMPLE or b"sbatch" not in (node.text or b""):
+        return
+    body = node.child_by_field_name("body")
+    if node.type == "redirected_statement" and body is not None and body.type != "command":
+        return  # its statements are followed by themselves
+    for inner in _substitutions(node):
+        if any(child.type == "command_name" and source_of(child).endswith("sbatch") for child in nodes(inner)):
+            apart(reader, inner.named_children)
+
+
+def _substitutions(node: Node) -> Iterator[Node]:
+    """Yield the outermost $( ) in a statement."""
+    for child in node.children:
+        if child.type == "command_substitution":
+            yield child
+        else:
+            yield from _substitutions(child)
