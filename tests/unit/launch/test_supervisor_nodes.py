@@ -169,6 +169,19 @@ def test_a_signal_that_srun_sends_because_a_task_failed_is_no_request_to_stop(
     assert (attempt.stop == "stopped") == stops
 
 
+@pytest.mark.parametrize(
+    ("rank", "node"), [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2"), (4, "node 2 of n[1-2]"), (5, "node 2 of n[1-2]")]
+)
+def test_a_rank_that_has_not_reported_is_named_with_its_node(
+    rank: int, node: str, attempt: supervisor._Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is where somebody has to look: ranks are dealt to nodes in blocks."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setattr(commands, "hostnames", lambda _: ["n1", "n2"])
+    attempt.config = loader.with_settings(attempt.config, ["cluster.nodes=2", "cluster.gpus_per_node=2"])
+    assert attempt._node(rank) == node
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_cancelled_run_is_not_requeued_at_the_last_moment(
     cancelled: bool, attempt: supervisor._Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

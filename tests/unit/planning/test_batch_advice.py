@@ -90,11 +90,16 @@ def test_layouts_without_batch_sizes_are_timed_for_those_of_the_page(
     assert one["settings"] == other["settings"] and one["seconds"] == pytest.approx(other["seconds"])
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize(
     ("given", "value", "reason"), [(1, 1, "on-policy"), (4, 4, "at most 4"), (8, 4, "the last of 8")]
 )
-def test_updates_of_a_rollout(given: int, value: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = advised(monkeypatch, {}, f"batch.steps_per_generation={given}")["batch.steps_per_generation"]
+def test_updates_of_a_rollout(
+    given: int, value: int, reason: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds over the same completions divide a rollout into no more parts."""
+    words = [f"batch.steps_per_generation={given}", f"batch.num_iterations={rounds}"]
+    found = advised(monkeypatch, {}, *words)["batch.steps_per_generation"]
     assert found.value == value and found.reason.startswith(reason)
 
 

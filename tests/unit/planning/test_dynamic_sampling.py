@@ -41,6 +41,13 @@ def test_settings_that_cannot_replace_a_group_are_refused_in_one_line(rollout: d
     assert message in found and "\n" not in found
 
 
+def test_a_bound_that_is_too_small_is_told_once_and_not_as_a_factor_that_is_too_large() -> None:
+    """Two batches are what the bound becomes, and they hold the factor."""
+    (found,) = broken(max_num_gen_batches=1, oversampling_factor=2.0)
+    assert found.startswith("rollout.max_num_gen_batches (1) must be 2 or more")
+    assert broken(max_num_gen_batches=2, oversampling_factor=2.0) == []
+
+
 def test_the_range_of_prompts_and_what_may_come_twice_are_said() -> None:
     assert broken(dynamic_sampling_metric="number_match", oversampling_factor=2.5) == []
     notes = " ".join(plan(rows=1000, dynamic_sampling=True).notes)

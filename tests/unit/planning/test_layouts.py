@@ -74,6 +74,19 @@ def test_a_suggestion_can_be_pasted_behind_its_config(preset: str, more: str) ->
         assert plan.memory.headroom == pytest.approx(layout.headroom)
 
 
+@pytest.mark.parametrize(("dtype", "engines"), [("float32", {2, 4}), ("bfloat16", {1, 2})])
+def test_engines_of_weights_in_32_bits_are_as_large_as_these(dtype: str, engines: set[int]) -> None:
+    """The two smallest that leave room for a cache are tried: with few completions the larger one is faster."""
+    raw = {
+        "model": {"path": "Qwen/Qwen3-14B", "dtype": dtype},
+        "cluster": {"gpus_per_node": 4, "gpu": "H100"},
+        "batch": {"global_batch_size": 32, "num_generations": 8, "micro_batch_tokens": 3072},
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 2048},
+    }
+    found = [layout.settings["rollout.tensor_parallel_size"] for layout in layouts.find(from_dict(raw), limit=100)]
+    assert {*found} == engines and found[0] == max(engines)
+
+
 def test_gpus_that_are_set_apart_do_not_train() -> None:
     """6 of 8: three pipeline stages are a way to cut 36 layers."""
     server = ["rollout.mode=server", "rollout.engines_per_node=2", "rollout.tensor_parallel_size=1"]
