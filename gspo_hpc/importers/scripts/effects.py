@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import heredocs
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.builtins import calls, children, demands, emptied, launchers, options, reading, sbatch
+from gspo_hpc.importers.scripts.builtins import (
+    calls,
+    children,
+    defaults,
+    demands,
+    emptied,
+    launchers,
+    options,
+    reading,
+    sbatch,
+)
 from gspo_hpc.importers.scripts.builtins.getopts import getopts
 from gspo_hpc.importers.scripts.builtins.reading import named_later
 from gspo_hpc.importers.scripts.conditions import compare
@@ -171,6 +181,8 @@ def assign(reader: Reader, node: Node) -> None:
         value = lost if number is None else str(number)
     elif scope.mark("integer", key) is None:
         value = lost
+    elif not adds and (same := defaults.handed_on(scope, given)):
+        value = same
     else:
         text = "" if given is None else text_of(given, scope)
         if adds and isinstance(held, tuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
-from gspo_hpc.importers.scripts.builtins import demands, prefixes, required, sbatch
+from gspo_hpc.importers.scripts.builtins import defaults, demands, prefixes, required, sbatch
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
@@ -140,6 +140,8 @@ class Reader:
 
     def _run(self, node: Node) -> bool | None:
         match node.type:
+            case "list" | "if_statement" if defaults.follow(self, node):
+                return True
             case "command":
                 return self._command(node, node.children)
             case "redirected_statement":

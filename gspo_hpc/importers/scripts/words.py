@@ -26,7 +26,7 @@ from gspo_hpc.importers.scripts.expansion.parameters import (
     value_piece,
     with_default,
 )
-from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, fields, is_open, settled
+from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open, Piece, fields, is_open, settled
 from gspo_hpc.importers.scripts.parse import Document, active_parts, line_of, parse, source_of, taken_out
 from gspo_hpc.importers.scripts.scope import (
     ALWAYS,
@@ -279,7 +279,9 @@ def _parameter(name: str, subscript: str | None, raw: str, scope: Scope, quoted:
         return
     if isinstance(found, dict | tuple) or subscript not in (None, "0"):
         found = _element(found, subscript or "0", scope)
-    if isinstance(found, str):
+    if isinstance(found, Absent) and scope.empty:
+        yield Piece("", not quoted)
+    elif isinstance(found, str):
         yield value_piece(found, quoted)
     elif found is None and never_set(name):
         yield Piece("", not quoted) if scope.empty else Piece(left(raw), absent=not quoted)
@@ -325,6 +327,8 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     found = _element(found, "0", scope) if isinstance(found, tuple | dict) else found
     if own and isinstance(found, Unknown) and found.why in scope.presumed:
         found = None
+    if isinstance(found, Absent) and kind.startswith(":"):
+        found = ""
     if kind in ("?", ":?") and not found and (found is None or kind == ":?") and name.isidentifier():
         scope.set(name, demanded(line_of(node)))  # a run of the script has it from elsewhere
     if sign is None or isinstance(found, Unknown) or (found is None and name in ALWAYS):

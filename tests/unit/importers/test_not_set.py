@@ -89,6 +89,17 @@ def test_arguments_that_are_not_given_decide_nothing_in_silence(script: str) -> 
         'if [ -n "$M" ]; then LR=1e-6; fi\n',  # the same either way
         'f() { if [ -n "$1" ]; then LR=1e-5; fi; }\nf\n',  # the function's arguments, not the script's
         'unset M\nif [ "$M" = a ]; then LR=1e-5; fi\n',
+        "M=$M\nD=$M/data\n",  # known neither way
+        # a default of the script's own in two steps
+        "M=${M:-}\nLR=${M:-1e-6}\n",
+        'M="${M:-}"\nN=$M\nLR=${N:-1e-6}\n',
+        "export M=${M-}\n: ${M:=1e-6}\nLR=$M\n",
+        "LR=$1\nLR=${LR:-1e-6}\n",
+        'f() { local lr="${1}"; LR=${lr:-1e-6}; }\nf $M\n',
+        '[ -z "$M" ] && M=1e-6\nLR=$M\n',
+        "[[ -n ${M:-} ]] || export M=1e-6\nLR=$M\n",
+        'if [ ! "$M" ]; then\n  # the usual\n  M=1e-6\nfi\nLR=$M\n',
+        'M=$1\nif [ "$M" = "" ]; then M=1e-6; fi\nLR=$M\n',
     ],
 )
 def test_what_makes_no_difference_is_not_told(script: str) -> None:
@@ -102,6 +113,38 @@ def test_an_argument_that_is_open_in_any_case_is_not_one_that_the_variable_decid
     assert found.open == ("--seed $SLURM_JOB_ID",)
     notes = [line for line in found.assumed if line.endswith(END)]
     assert notes == ([f"$M (line 2) is not set here, and may decide --learning_rate: {END}"] if "LR" in script else [])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'M=${M:-}\n[ -n "$M" ] && LR=1e-5\n',  # more than a default
+        "M=${M:-}\nLR=${M:+1e-5}\nLR=${LR:-1e-6}\n",
+        "M=${M:-}\nLR=1e-6${M:-}\n",
+        'if [ -z "$M" ]; then M=1e-6; LR=1e-6; else LR=1e-5; fi\n',
+        'if [ -z "$M" ]; then M=1e-6; N=1; fi\nLR=${N:+1e-6}\nLR=${LR:-1e-5}\n',
+        '[ -n "$M" ] && M=1e-5\nLR=${M:-1e-6}\n',
+    ],
+)
+def test_what_is_more_than_a_default_in_two_steps_is_told(script: str) -> None:
+    (line,) = told(f"LR=1e-6\n{script}{RUN}")
+    assert line.startswith("$M (line ") and " is not set here, and may decide --learning_rate: " in line
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["LR=$M\n", 'LR="${1}"\n', "A=$M\nLR=$A\n", "f() { local n=$M; LR=$n; }\nf\n", "LR=$M\n[ -z $LR ] && LR=\n"],
+)
+def test_a_copy_of_what_is_not_set_is_empty_as_in_bash(script: str) -> None:
+    found = convert(f"{script}{RUN.replace('$LR', '${LR:-3e-6}')}")
+    assert found.config.optimizer.lr == 3e-6 and not found.open
+
+
+@pytest.mark.parametrize("option", ["set -u", "set -euo pipefail", "set -o nounset", "[ -f x ] && set -u"])
+def test_a_script_that_ends_where_a_variable_is_not_set_leaves_open_what_it_decides(option: str) -> None:
+    found = convert(f"{option}\nLR=$M\n{RUN.replace('$LR', '${LR:-3e-6}')}")
+    assert found.open == ("--learning_rate ${LR:-3e-6}",)
+    assert told(f"{option}\nM=${{M:-}}\n{RUN.replace('$LR', '${M:-3e-6}')}") == []
 
 
 def test_variables_that_matter_only_together_are_both_named() -> None:

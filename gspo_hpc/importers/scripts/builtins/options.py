@@ -10,12 +10,12 @@ from gspo_hpc.importers.scripts.scope import REST, is_unset
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
-_LETTERS = {"a": "allexport", "f": "noglob", "e": "errexit"}
-_NAMED = ("allexport", "pipefail", "noglob", "errexit")
+_LETTERS = {"a": "allexport", "f": "noglob", "e": "errexit", "u": "nounset"}
+_NAMED = ("allexport", "pipefail", "noglob", "errexit", "nounset")
 # Options that change nothing of what is followed here.
-_HARMLESS_LETTERS = set("uxvhbmCETHPB")
+_HARMLESS_LETTERS = set("xvhbmCETHPB")
 _HARMLESS = set(
-    "nounset xtrace verbose hashall notify monitor noclobber errtrace functrace histexpand history physical "
+    "xtrace verbose hashall notify monitor noclobber errtrace functrace histexpand history physical "
     "braceexpand ignoreeof interactive-comments nolog emacs vi".split()
 )
 _SHOPT = ("extglob", "nocasematch", "expand_aliases")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gspo_hpc.importers.scripts.scope import is_unset
+
 _MOST_READ = 60  # times that a script is read again
 _MOST_TOLD = 6  # settings that a note names
 _WHAT_IS_STARTED = "what is started"
@@ -67,10 +69,17 @@ def _differing(before: Outcome, after: Outcome | None) -> list[str]:
     opened = [name for name in after.open if name not in before.open]
     theirs = {key for name in opened for key in before.carried.get(name, ())}
     every = {**before.settings, **after.settings}
-    keys = [key for key in every if before.settings.get(key) != after.settings.get(key) and key not in theirs]
+    keys = [key for key in every if not _same(before.settings.get(key), after.settings.get(key)) and key not in theirs]
     every = {**before.around, **after.around}
     keys += [name for name in every if before.around.get(name) != after.around.get(name)]
     return [*opened, *keys, *([_ADDED] if after.added - before.added else [])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same, or both not known, by whatever names."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(map(_same, one, other))
+    return bool(one == other or (is_unset(one) and is_unset(other)))
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -15,7 +15,10 @@ class Open(str):
 
 
 class Absent(str):
-    """An expansion without quotes of a variable that the script never sets: no word at all."""
+    """An expansion without quotes of a variable that the script never sets: no word at all.
+
+    As the value of a variable: that of one which the script never sets, so that it is empty.
+    """
 
     __slots__ = ()
 
