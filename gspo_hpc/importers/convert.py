@@ -7,7 +7,7 @@ file, without a shell and without the projects themselves. What is not carried o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from gspo_hpc.importers.report import Argument, comments
 from gspo_hpc.importers.scripts.builtins import presumed
 from gspo_hpc.importers.scripts.scope import is_unset, may_be_empty
 from gspo_hpc.importers.scripts.script import Command
-from gspo_hpc.importers.texts.recognise import recognise
-from gspo_hpc.importers.texts.sources import Found
+from gspo_hpc.importers.texts.recognise import POSSIBLE, recognise
+from gspo_hpc.importers.texts.sources import Found, SeveralRunsError
 from gspo_hpc.importers.versions import trl as versions
 from gspo_hpc.system.redact import hidden, without_secrets
 
@@ -85,32 +85,54 @@ def convert(
     file: files that it names are looked for beside it and above. Raises ValueError with one line for each mistake.
     """
 
-    def read(given: Collection[str] = (), notes: Iterable[str] = ()) -> tuple[Converted, Found]:
-        found = recognise(text, source, folder.resolve(), name, given)  # the same, however the file is named
-        found = _without_secrets(found._replace(notes=(*found.notes, *notes)))
-        return _converted(text, found, gpus, rows, folder, name), found
+    def read(given: Collection[str] = ()) -> Found:
+        return _without_secrets(recognise(text, source, folder.resolve(), name, given))  # also of its bare name
 
-    def again(given: Collection[str]) -> presumed.Outcome | None:
+    def again(given: Collection[str]) -> presumed.Outcome:
         try:
-            return _outcome(*read(given))
-        except ValueError:
-            return None
+            other = read(given)
+        except SeveralRunsError as error:
+            return presumed.Outcome(others=tuple(map(_run, error.runs)), refused=str(error))
+        except ValueError as error:
+            return presumed.Outcome(refused=str(error))
+        try:
+            return _outcome(_converted(text, other, gpus, rows, folder, name), other)
+        except ValueError as error:
+            return presumed.Outcome(_run(other), refused=str(error), added=frozenset(other.left))
 
-    converted, found = read()
+    found = read()
+    converted = _converted(text, found, gpus, rows, folder, name)
     notes = [*presumed.told(found.missed, _outcome(converted, found), again)]
-    return read(notes=notes)[0] if notes else converted
+    if notes:
+        more = _without_secrets(found._replace(notes=(*found.notes, *notes)))
+        return _converted(text, more, gpus, rows, folder, name)
+    return converted
+
+
+def _run(found: Found) -> presumed.Run:
+    """Return a run as it is compared with others."""
+    project, _, sign, _ = PROJECTS[found.source]
+    around = [name for name in (*parts.DECIDED, *BOUNDS_OF_IMAGES) if name in found.variables]
+    given = {f"{sign}{name}": value for name, value in found.values.items()}
+    return presumed.Run(project, given | {name: found.variables[name] for name in around})
 
 
 def _outcome(converted: Converted, found: Found) -> presumed.Outcome:
     """Return what is compared of two readings of a script."""
     sections = as_dict(converted.config)
-    settings = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
     keys: dict[str, tuple[str, ...]] = dict(parts.DECIDED)
     keys |= {re.split(r"[\s=]", argument.given, maxsplit=1)[0]: argument.keys for argument in converted.carried}
     opened = (re.split(r"[\s=]", label, maxsplit=1)[0] for label in converted.open if not may_be_empty(label))
-    around = {name: found.variables[name] for name in BOUNDS_OF_IMAGES if name in found.variables}
-    added = frozenset(found.left)
-    return presumed.Outcome(settings, keys, tuple(dict.fromkeys(opened)), added, around, found.possible)
+    return presumed.Outcome(
+        _run(found),
+        tuple(map(_run, found.possible)),
+        perhaps=POSSIBLE in found.notes,
+        settings={f"{section}.{key}": value for section, held in sections.items() for key, value in held.items()},
+        carried=keys,
+        open=tuple(dict.fromkeys(opened)),
+        added=frozenset(found.left),
+        around={name: found.variables[name] for name in BOUNDS_OF_IMAGES if name in found.variables},
+    )
 
 
 def _converted(text: str, found: Found, gpus: int | None, rows: int | None, folder: Path, name: str) -> Converted:

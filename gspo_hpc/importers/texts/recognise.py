@@ -15,7 +15,7 @@ from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
-from gspo_hpc.importers.texts.sources import ACCELERATE
+from gspo_hpc.importers.texts.sources import ACCELERATE, SeveralRunsError
 
 _SCRIPT = re.compile(
     r"^#!.*sh\b|megatron\s+rlhf|swift\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|"
@@ -42,7 +42,7 @@ _SIZES = (
 )
 # Keys that a task file of SkyPilot has beside `run`.
 _OF_TASKS = {"resources", "setup", "envs", "workdir", "file_mounts", "num_nodes"}
-_POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
+POSSIBLE = "the run stands behind a condition that is not known before the script runs: it is assumed to hold"
 _MOST_TOLD = 3  # scripts that are not read
 _ENTRIES = (
     "megatron rlhf --rlhf_type grpo ..., swift rlhf --rlhf_type grpo ..., python -m verl.trainer.main_ppo ..., "
@@ -129,11 +129,13 @@ def _defaults_taken(found: Found, text: str, source: str | None, folder: Path, n
             yield f"${variable}: {value}, by a line #SBATCH; sbatch may be given another"
     for variable in found.defaulted:
         try:
-            other = _followed(text, source, folder, name, (variable,))
-        except ValueError:
-            yield f"${variable}: the script's default is taken, and decides what is started"
+            others: Sequence[Found] = [_followed(text, source, folder, name, (variable,))]
+        except SeveralRunsError as error:
+            others = error.runs
+        except ValueError as error:
+            yield f"${variable}: the script's default is taken; with another value it is refused: {error}"
             continue
-        if names := _differing(found, other, (variable,)):
+        if names := dict.fromkeys(one for other in others for one in _differing(found, other, (variable,))):
             more = "a batch system or a launcher may set another value"
             yield f"${variable}: the script's default is taken, and decides {', '.join(names)}; {more}"
 
@@ -160,7 +162,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
     if not runs:
         raise _nothing(text, others, script.not_read)
     if len(runs) > 1:
-        raise ValueError(f"it starts {len(runs)} runs: leave one in the file")
+        raise SeveralRunsError(runs)
     (found,) = runs
     notes += script.required
     flag = "" if found.source == "verl" else "--"
@@ -182,7 +184,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         )
     notes += _cut_off(found, script.commands)
     possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
-    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=len(possible))
+    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=tuple(possible))
     return found._replace(notes=(*found.notes, *notes))
 
 
@@ -204,7 +206,7 @@ def _runs(
 
     runs = all_of(commands)
     if not runs:  # none that runs in any case: one that runs if a condition holds
-        runs = [run._replace(notes=(*run.notes, _POSSIBLE)) for run in all_of(script.possible)]
+        runs = [run._replace(notes=(*run.notes, POSSIBLE)) for run in all_of(script.possible)]
     if len(runs) > 1 or (not runs and others):  # arguments that stand apart are those of what is started
         return runs, []
     theirs = runs[0].source if runs else source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gspo_hpc.importers.scripts.script import Command
@@ -29,4 +29,12 @@ class Found(NamedTuple):
     places: Mapping[str, str] = {}  # arguments that a file which the command names gives -> that file
     missed: Mapping[str, str] = {}  # variables that the script asks for and does not set (@: arguments) -> place
     defaulted: tuple[str, ...] = ()  # those of a batch system or a launcher for which the script has a default
-    possible: int = 0  # runs beside it that start only if a condition holds that is not known
+    possible: tuple[Found, ...] = ()  # runs that start only if a condition holds that is not known
+
+
+class SeveralRunsError(ValueError):
+    """A script starts several runs."""
+
+    def __init__(self, runs: Sequence[Found]) -> None:
+        super().__init__(f"it starts {len(runs)} runs: leave one in the file")
+        self.runs = tuple(runs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gspo_hpc.importers.convert import Converted, convert
@@ -114,10 +112,16 @@ def test_a_default_of_the_script_is_taken_and_what_it_decides_is_told(
     ]
 
 
-def test_a_default_that_decides_which_run_starts_is_told(tmp_path: Path) -> None:
-    text = f"case ${{SLURM_NNODES:-1}} in 1) {RUN} ;; *) {RUN} --seed 3; {RUN} --seed 4 ;; esac"
-    found = _of(text)
-    assert "$SLURM_NNODES: the script's default is taken, and decides what is started" in found.assumed
+def test_a_default_that_decides_which_run_starts_is_told() -> None:
+    default, others = (
+        "$SLURM_NNODES: the script's default is taken",
+        "; a batch system or a launcher may set another value",
+    )
+    text = f"case ${{SLURM_NNODES:-1}} in 1) {RUN} ;; *) {RUN} --seed 3; {RUN} --beta 1 ;; esac"
+    assert f"{default}, and decides seed, beta{others}" in _of(text).assumed
+    text = f"case ${{SLURM_NNODES:-1}} in 1) {RUN} ;; *) python -m openrlhf.cli.train_ppo_ray --pretrain x ;; esac"
+    (line,) = [line for line in _of(text).assumed if line.startswith(default)]
+    assert line.startswith(f"{default}; with another value it is refused: this is a run of OpenRLHF, ")
 
 
 def test_a_value_without_a_default_says_who_may_set_it() -> None:

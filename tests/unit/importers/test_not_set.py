@@ -162,11 +162,48 @@ def test_only_those_that_matter_are_named_and_no_more_than_six_arguments() -> No
     assert line.startswith("$B (line 2) is not set here, and may decide ") and " and 1 more: " in line
 
 
-@pytest.mark.parametrize("before", ["--rlhf_type ppo", "--rlhf_type grpo --beta 1"])
-def test_a_run_that_a_variable_chooses_is_told(before: str) -> None:
-    other = RUN.replace("--rlhf_type grpo", before)
+OTHER = RUN.replace("=8 swift", "=8 megatron")
+
+
+@pytest.mark.parametrize(
+    ("other", "decided"),
+    [
+        (RUN.replace("--rlhf_type grpo", "--rlhf_type ppo"), "--rlhf_type"),
+        (RUN.replace("--rlhf_type grpo", "--rlhf_type grpo --beta 1"), "--beta"),
+        (RUN.replace("=8", "=4"), "NPROC_PER_NODE"),
+        (f"{RUN}{RUN.replace('--model q', '--model r')}", "--model"),
+        (OTHER, "whether a run of Megatron-SWIFT is started"),
+        (RUN, "what is started"),
+    ],
+)
+def test_of_a_run_that_a_variable_chooses_what_differs_is_told(other: str, decided: str) -> None:
     (line,) = told(f'LR=1e-6\nif [ -n "$B" ]; then\n{other}exit\nfi\n{RUN}')
-    assert line.startswith("$B (line 2) is not set here, and may decide what is started: ")
+    assert line.startswith(f"$B (line 2) is not set here, and may decide {decided}: ")
+
+
+@pytest.mark.parametrize(
+    ("script", "decided"),
+    [
+        ('[ -z "$B" ] && ' + RUN, "whether the run is started at all"),
+        ("case $B in a) echo;; *) " + RUN[:-1] + ";; esac\n", "whether the run is started at all"),
+        ('[ -n "$B" ] && LR=2e-6 && ' + RUN + '[ -z "$B" ] && ' + RUN, "--learning_rate"),  # two, of which one runs
+        ('N=8; [ "$B" ] && N=7\n' + RUN.replace("generations 8", "generations $N"), "--num_generations"),  # refused
+        ('T=grpo; [ "$B" ] && T=ppo\n' + RUN.replace("type grpo", "type $T"), "--rlhf_type"),
+        (
+            'A=; [ -n "$B" ] && A="--gradient_accumulation_steps x"\n' + RUN[:-1] + " $A\n",
+            "--gradient_accumulation_steps",
+        ),
+    ],
+)
+def test_of_a_run_that_is_not_converted_with_a_variable_what_differs_is_told(script: str, decided: str) -> None:
+    (line,) = told(f"LR=1e-6\n{script}")
+    assert line.startswith("$B (line ") and f" is not set here, and may decide {decided}" in line
+
+
+def test_why_a_script_is_refused_with_a_variable_is_told_where_no_run_is_read() -> None:
+    other = "python -m openrlhf.cli.train_ppo_ray --pretrain x\n"
+    (line,) = told(f'LR=1e-6\nif [ -n "$B" ]; then\n{other}exit\nfi\n{RUN}')
+    assert " may decide what is started, which is refused with it (this is a run of OpenRLHF, which is not " in line
 
 
 @pytest.mark.parametrize("word", ['"$@"', "$@", '"${@:2}"', "${EXTRA:-}", "$*"])

@@ -14,27 +14,36 @@ from gspo_hpc.importers.scripts.scope import is_unset
 _MOST_READ = 60  # times that a script is read again
 _MOST_TOLD = 6  # settings that a note names
 _WHAT_IS_STARTED = "what is started"
+_WHETHER = "whether the run is started at all"
 _ADDED = "which arguments are added"
+
+
+class Run(NamedTuple):
+    """A run that a script starts."""
+
+    project: str
+    given: Mapping[str, Any]  # its arguments, and the variables around it that decide something
 
 
 class Outcome(NamedTuple):
     """Hold what a script amounts to."""
 
-    settings: Mapping[str, Any]  # of our config, by their keys
-    carried: Mapping[str, Collection[str]]  # arguments -> keys of settings that they decide
-    open: tuple[str, ...]  # arguments whose values are not known
-    added: frozenset[str]  # words that may be any number of arguments
-    around: Mapping[str, str]  # variables of the environment that show something, and set nothing
-    possible: int  # further runs that start only if a condition holds that is not known
+    run: Run | None = None
+    others: tuple[Run, ...] = ()  # that may be started beside it, or in its place
+    perhaps: bool = False  # it starts only if a condition holds that is not known
+    refused: str = ""  # why it cannot be converted
+    settings: Mapping[str, Any] = {}  # of our config, by their keys
+    carried: Mapping[str, Collection[str]] = {}  # arguments -> keys of settings that they decide
+    open: tuple[str, ...] = ()  # arguments whose values are not known
+    added: frozenset[str] = frozenset()  # words that may be any number of arguments
+    around: Mapping[str, str] = {}  # variables of the environment that show something, and set nothing
 
 
-def told(
-    missed: Mapping[str, str], before: Outcome, again: Callable[[Collection[str]], Outcome | None]
-) -> Iterator[str]:
+def told(missed: Mapping[str, str], before: Outcome, again: Callable[[Collection[str]], Outcome]) -> Iterator[str]:
     """Yield a sentence on the variables (@: the arguments of the script) that decide something by not being given.
 
     `missed`: variable -> where the script asks for it. `again` reads the script as if these had values that are not
-    known; it returns None where that cannot be converted.
+    known.
     """
     left = [_MOST_READ]
 
@@ -62,17 +71,36 @@ def told(
     )
 
 
-def _differing(before: Outcome, after: Outcome | None) -> list[str]:
-    """Return the arguments that are open only after, and the settings that differ for another reason."""
-    if after is None or after.possible != before.possible:
-        return [_WHAT_IS_STARTED]
+def _differing(before: Outcome, after: Outcome) -> list[str]:
+    """Return the arguments that are open only after, and the settings that differ for another reason.
+
+    Of a run that cannot be converted, or that may be started besides, it is the arguments that differ.
+    """
+    added = [_ADDED] if after.added - before.added else []
+    runs = [run for run in after.others if run not in before.others]
+    runs += [after.run] if after.refused and after.run else []
+    named = list(dict.fromkeys(name for run in runs for name in _apart(before.run, run)))
+    if after.refused:
+        return [*named, *added] or [f"{_WHAT_IS_STARTED}, which is refused with it ({after.refused.splitlines()[0]})"]
+    if after.perhaps and not before.perhaps:
+        named.append(_WHETHER)
+    elif runs and not named:
+        named.append(_WHAT_IS_STARTED)
     opened = [name for name in after.open if name not in before.open]
     theirs = {key for name in opened for key in before.carried.get(name, ())}
     every = {**before.settings, **after.settings}
     keys = [key for key in every if not _same(before.settings.get(key), after.settings.get(key)) and key not in theirs]
     every = {**before.around, **after.around}
     keys += [name for name in every if before.around.get(name) != after.around.get(name)]
-    return [*opened, *keys, *([_ADDED] if after.added - before.added else [])]
+    return [*dict.fromkeys((*named, *opened)), *keys, *added]
+
+
+def _apart(one: Run | None, other: Run) -> list[str]:
+    """Return the arguments in which two runs differ; of another project, only that."""
+    if one is None or one.project != other.project:
+        return [f"whether a run of {other.project} is started"]
+    every = {**one.given, **other.given}
+    return [name for name in every if not _same(one.given.get(name), other.given.get(name))]
 
 
 def _same(one: Any, other: Any) -> bool:
