@@ -79,7 +79,8 @@ def _line(one: ErrorDetails, place: Callable[[str], str]) -> str:
     if kind in ("extra_forbidden", "invalid_key"):
         return f"{place(key)}: {_unknown(loc, given)}"
     if kind in ("model_type", "model_attributes_type") and len(loc) == 1:
-        return f"{place(key)}: {key} is a section of keys; found {describe(given)}"
+        keys = _allowed(_class_at(loc).model_fields)
+        return f"{place(key)}: {key} is a section of keys; found {describe(given)}{keys}"
     item = isinstance(loc[-1], int) and kind != "model_type"  # of a list: what was found says which
     return f"{place(key)}: {dotted(loc[:-1]) if item else key} {_wrong(one)}"
 
@@ -92,7 +93,8 @@ def _wrong(one: ErrorDetails) -> str:
     if isinstance(given, Ambiguous):
         return _ambiguous(given, kind, field)
     if kind == "model_type":
-        return f"must be a mapping{' of keys' if isinstance(one['loc'][-1], int) else ''}; found {describe(given)}"
+        of = " of keys" if isinstance(one["loc"][-1], int) else ""
+        return f"must be a mapping{of}; found {describe(given)}{_form(one['loc'], given)}"
     if kind == "literal_error" and field is not None:
         values = get_args(schema.kind_at(one["loc"]))
         meant = next((one for one in values if one in _NOTHING), None) if str(given).lower() in _NO else None
@@ -102,11 +104,20 @@ def _wrong(one: ErrorDetails) -> str:
         hint = "; put quotes around it" if kind == "string_type" and isinstance(given, int | float | date) else ""
         if kind in ("int_type", "float_type") and isinstance(given, str):
             hint = _number(given, str(one["loc"][-1]), field, whole=kind == "int_type")
+        if kind in ("dict_type", "tuple_type"):
+            hint = _form(one["loc"], given)
         return f"{_KINDS[kind]}; found {describe(given)}{hint}"
     rule = _rule(one, field)
     huge = isinstance(given, int) and abs(given) >= 10**18
     default = f"; {one['loc'][1]} has {field.default}" if _is_tagged(one["loc"]) and field is not None else ""
     return f"{rule}; found {f'{len(str(given))} digits' if huge else repr(given)}{default}"
+
+
+def _form(loc: Sequence[str | int], given: Any) -> str:
+    """Return what to write where a list, a mapping or keys were given in another form: "; write ...", or nothing."""
+    from gspo_hpc.config.reading import forms  # only here: most configs are right
+
+    return forms.hint(loc, given)
 
 
 def _number(given: str, name: str, field: FieldInfo | None, *, whole: bool) -> str:
@@ -192,9 +203,13 @@ def _unknown(loc: Sequence[str | int], given: Any) -> str:
         return f"unknown section {loc[0]!r}{near_miss(name, [*sections, *schema.keys()]) or _allowed(sections)}"
     parent, known = dotted(loc[:-1]), list(_class_at(loc[:-1]).model_fields)
     elsewhere = [key for key in schema.keys() if key.split(".")[1] == name]
-    hint = near_miss(name, known, shown=lambda near: f"{parent}.{near}") or (
-        f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
-    )
+    hint = near_miss(name, known, shown=lambda near: f"{parent}.{near}")
+    if not hint and isinstance(loc[-2], int):
+        from gspo_hpc.config.reading import forms
+
+        hint = forms.of_item(loc[:-1], name, given)
+    elif not hint and elsewhere:
+        hint = f"; did you mean {' or '.join(elsewhere)}?"
     owner = f" of {loc[1]}" if _is_tagged(loc) else ""
     return f"unknown key {dotted(loc)}{owner}{hint or _allowed(known)}"
 
