@@ -14,6 +14,7 @@ from gspo_hpc.importers.scripts.builtins import (
     defaults,
     demands,
     emptied,
+    folders,
     launchers,
     options,
     reading,
@@ -97,8 +98,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case "alias":
             reader.aliases |= {word.partition("=")[0] for word in rest}
         case "cd" | "pushd" | "popd":
-            scope.values.pop("PWD", None)
-            scope.values.pop("OLDPWD", None)
+            folders.enter(scope, name, rest)
         case "export" | "declare" | "typeset" | "local" | "readonly" | "unset":  # written as "export", say
             for word in rest:
                 key = re.split(r"[\[+=]", word)[0]
@@ -160,7 +160,7 @@ def assign(reader: Reader, node: Node) -> None:
         value = _with_element(reader, held, source_of(name)[len(key) + 1 : -1], text, adds) or lost
     elif given is not None and given.type == "array":
         items = [word for item in given.named_children if item.type != "comment"
-                 for word in settled(words_of(item, scope))]  # fmt: skip
+                 for word in settled(words_of(item, scope, files=True))]  # fmt: skip
         keyed = [re.fullmatch(r"\[(.*?)\]=(.*)", item, re.DOTALL) for item in items]
         if any(keyed):
             pairs = {match[1]: match[2] for match in keyed if match}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.expansion import braces, outputs, patterns
+from gspo_hpc.importers.scripts.expansion import braces, outputs, pathnames, patterns
 from gspo_hpc.importers.scripts.expansion.locals import after_locals
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
@@ -57,9 +57,11 @@ def text_of(node: Node, scope: Scope) -> str:
     return "".join(piece.text + " " * piece.ends for piece in expand(node, scope))
 
 
-def words_of(node: Node, scope: Scope) -> list[str]:
-    """Return the words that one word of a script becomes."""
-    words = fields(list(expand(node, scope)), scope.separators)
+def words_of(node: Node, scope: Scope, *, files: bool = False) -> list[str]:
+    """Return the words that one word of a script becomes; `files`: how many files a pattern has matters."""
+    pieces = list(expand(node, scope))
+    words = fields(pieces, scope.separators)
+    words = pathnames.found(words, pieces) if files else words
     active = list(active_parts(node))
     whole = len(active) == 1 and source_of(node).strip().strip('"') == source_of(active[0]).strip()
     if len(words) > 1 and is_open(words) and active and not whole:
@@ -317,6 +319,10 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     kind = "" if sign is None else sign[0].decode()
     if whole and kind == ":":
         yield from part_of(name, whole, "".join(piece.text for piece in given()), raw, scope, quoted)
+        return
+    same = rest[sign.end() if sign else 0 :].strip(b'"').decode("utf-8", "replace")
+    if whole and kind[-1:] == "+" and same in (f"${{{name}[@]}}", f"${name}"):  # the elements, if there are any
+        yield from _parameter(name, subscript, same, scope, quoted or rest.endswith(b'"'))
         return
     if whole:
         yield from with_default(name, whole, kind, given, raw, scope, quoted)

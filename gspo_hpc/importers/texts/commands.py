@@ -13,7 +13,7 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
-from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.places import find_file, within
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
@@ -56,7 +56,7 @@ def from_command(
 
     `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
     """
-    words = command.words
+    words, place = command.words, within(place, command.folder)
     if words and os.path.basename(words[0]) in TOOLS:
         return None
     theirs = programs.of_swift(command, place, source)

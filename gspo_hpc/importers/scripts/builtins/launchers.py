@@ -74,7 +74,7 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
     for at, word in enumerate(words):
         if _PROGRAM.fullmatch(word.rpartition("/")[2]):
             break
-        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.file) is not None:
+        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.place) is not None:
             return at
     return None
 
