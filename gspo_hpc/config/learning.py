@@ -257,6 +257,9 @@ class Environment(Section):
     max_calls: Count = key(8, "Tool calls in one message that are made; of further ones the model is told an error.")
     max_result: Count = key(4000, "Characters of a tool's result that the model sees, at most.")
     max_turns: Count = key(8, "Messages of the model in a conversation, at most.")
+    max_seconds: Positive | None = key(
+        None, "Seconds after which a conversation ends with the next answer, with its rewards until then; null: none."
+    )
     timeout: Positive = key(60.0, "Seconds that an environment may take to answer a message, and a tool for a call.")
     workers: Count = key(4, "Processes in which environments answer and tools run, for each engine.")
 

@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.uint8]
 Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
 
+OUT_OF_TIME = "time"  # the finish_reason of a conversation that took longer than environment.max_seconds
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -43,7 +45,7 @@ class Completion:
     tokens: Ints  # [response_len], with the end token if the model ended by itself
     logprobs: Floats  # [sampled_len], of the sampled tokens, as the engine computed them
     text: str
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop" or "length", or OUT_OF_TIME of a conversation
     seed: int
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted

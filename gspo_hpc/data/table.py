@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.data.packing import Sample
-from gspo_hpc.data.records import Group
+from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group
 
-EXCLUDED, UNGRADED, TRUNCATED = 1, 2, 4  # bits of a row's flags
+EXCLUDED, UNGRADED, TRUNCATED, LATE = 1, 2, 4, 8  # bits of a row's flags
 _MOST_CALLS = 65535  # that a row can count
 
 ROW = np.dtype(
@@ -126,7 +126,7 @@ class GroupTable:
                 c.reward,
                 c.advantage,
                 c.num_cached_tokens,
-                EXCLUDED * c.excluded + UNGRADED * (c.failure is not None) + TRUNCATED * (c.finish_reason == "length"),
+                _flags(c),
                 tuple(min(c.calls.get(one, 0), _MOST_CALLS) for one in CALL_OUTCOMES),
             )
             for group in groups
@@ -191,6 +191,11 @@ class ShardedGroups:
 
 
 _POLYNOMIAL, _ONE = np.uint32(0xEDB88320), np.uint32(1 << 31)  # of CRC-32, the lowest power in the highest bit
+
+
+def _flags(completion: Completion) -> int:
+    ended = {"length": TRUNCATED, OUT_OF_TIME: LATE}.get(completion.finish_reason, 0)
+    return EXCLUDED * completion.excluded + UNGRADED * (completion.failure is not None) + ended
 
 
 def _joined_crc32(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]) -> int:

@@ -28,6 +28,7 @@ class TurnRecord:
     reward: float
     over: bool
     calls: tuple[CallRecord, ...] = ()  # of tools, whose results are the reply
+    seconds: float = 0.0  # that the conversation took until its answer
 
     def to_json(self) -> str:
         """Return the turn as one line of JSON."""

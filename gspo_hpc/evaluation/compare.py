@@ -12,7 +12,8 @@ from typing import Any
 from gspo_hpc.evaluation.scores import avg_at_k, difference_interval, mcnemar
 from gspo_hpc.evaluation.stored import Asked, Stored
 
-_Key = tuple[str, str, int]  # a prompt's text, its other fields, and how many such prompts came before it
+# A prompt's text or the number of its row, its other fields, and how many such prompts came before it.
+_Key = tuple[str | int, str, int]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Comparison:
     only_first: int  # prompts whose greedy answer is right in the first alone
     only_second: int
     p_value: float  # McNemar's exact test of these two numbers
+    by_row: bool = False  # the texts differ, as those of two chat templates do: prompts are the same rows of the data
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that is printed."""
@@ -52,7 +54,8 @@ class Comparison:
             }
             for name, side in (("first", self.first), ("second", self.second))
         }
-        found: dict[str, Any] = {**sides, "prompts": self.prompts, "accuracy": vars(self.accuracy)}
+        matched = "row" if self.by_row else "prompt"
+        found: dict[str, Any] = {**sides, "prompts": self.prompts, "by": matched, "accuracy": vars(self.accuracy)}
         if self.average is not None:
             found["avg"] = vars(self.average)
         test = {"only_first": self.only_first, "only_second": self.only_second, "p_value": self.p_value}
@@ -62,15 +65,20 @@ class Comparison:
 def compare(first: Stored, second: Stored) -> Comparison:
     """Return the comparison. Prompts that one side alone has are left out; ValueError where none is in common.
 
-    A prompt is the same where its text, as the model sees it, and the other fields of its row are.
+    A prompt is the same where its text, as the model sees it, and the other fields of its row are. Where no text is, as
+    with two chat templates, it is the row of the same number with the same fields, if the other side has every row of
+    the one that has fewer: then both asked the same data.
     """
     sides = [_by_prompt(first.prompts), _by_prompt(second.prompts)]
     keys = sorted(sides[0].keys() & sides[1].keys())
-    if not keys:
-        raise ValueError(
-            f"{first.path} and {second.path} have no prompt in common: its text, with the chat template, and the other "
-            "fields of its row must be the same"
-        )
+    if by_row := not keys:
+        sides = [_by_prompt(side.prompts, by_row=True) for side in (first, second)]
+        keys = sorted(sides[0].keys() & sides[1].keys())
+        if len(keys) < min(map(len, sides)):
+            raise ValueError(
+                f"{first.path} and {second.path} have no prompt in common: no text of one is in the other, and the "
+                "other fields of the rows are not the same, row by row"
+            )
     pairs = [(sides[0][key], sides[1][key]) for key in keys]
     right = [(one.greedy.right, two.greedy.right) for one, two in pairs]
     counts = Counter(right)
@@ -87,14 +95,15 @@ def compare(first: Stored, second: Stored) -> Comparison:
         counts[True, False],
         counts[False, True],
         mcnemar(counts[True, False], counts[False, True]),
+        by_row,
     )
 
 
-def _by_prompt(prompts: Sequence[Asked]) -> dict[_Key, Asked]:
-    seen = Counter[tuple[str, str]]()
-    found = {}
+def _by_prompt(prompts: Sequence[Asked], *, by_row: bool = False) -> dict[_Key, Asked]:
+    seen = Counter[tuple[str | int, str]]()
+    found: dict[_Key, Asked] = {}
     for one in prompts:
-        key = one.prompt, json.dumps(one.fields, sort_keys=True)
+        key = one.raw["row"] if by_row else one.prompt, json.dumps(one.fields, sort_keys=True)
         found[*key, seen[key]] = one
         seen[key] += 1
     return found

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import Completion, Group
+from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group
 from gspo_hpc.rewards.registry import part_names
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.system.text import counted, printable, rounded, shortened
 
 Graded = Sequence[tuple[Group, Sequence[RewardResult] | None]]  # None: there are no reward functions
 
+_ENDS = {"length": "cut off", OUT_OF_TIME: "out of time"}  # by finish_reason
 FIELDS_LENGTH = 300  # characters of a prompt's fields that are shown
 
 
@@ -84,7 +85,7 @@ def _reward(result: RewardResult, config: Config) -> str:
 
 
 def _end(completion: Completion) -> str:
-    end = "cut off" if completion.finish_reason == "length" else "ended by itself"
+    end = _ENDS.get(completion.finish_reason, "ended by itself")
     return f"{counted(len(completion.tokens), 'token')}, {end}"
 
 

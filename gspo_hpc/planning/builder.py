@@ -124,6 +124,7 @@ class PlanBuilder:
         self.broken: list[Broken] = []
         self.not_run: list[NotRun] = []
         self.warnings: list[str] = []
+        self.tight: list[str] = []  # warnings of memory that fits only just
         self.notes: list[str] = []
         self.memory: Estimate | None = None
         self.explained = True  # whether messages say what would fix memory that lacks

@@ -58,7 +58,8 @@ class Plan:
     absent: tuple[str, ...] = ()  # keys that name what is not on this machine and has to be, if it was looked for
     downloads: tuple[str, ...] = ()  # keys that name what is not on this machine, and what a run downloads
     unknown_model: str | None = None  # model.path, where nothing says whether that model can be trained
-    warnings: tuple[str, ...] = ()  # allowed, but hardly meant
+    warnings: tuple[str, ...] = ()  # allowed, but hardly meant; those of memory last
+    tight: tuple[str, ...] = ()  # of these, warnings of memory that fits only just
     notes: tuple[str, ...] = ()
     exactness: Exactness | None = None  # what is equal after a kill
     memory: Estimate | None = None  # where cluster.gpu and the model are known, and the layout is whole
@@ -125,7 +126,8 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
         not_run=tuple(plan.not_run),
         missing=tuple(config.missing()),
         unknown_model=config.model.path if plan.models.unknown(config) else None,
-        warnings=tuple(plan.warnings),
+        warnings=(*plan.warnings, *plan.tight),
+        tight=tuple(plan.tight),
         notes=tuple(plan.notes),
         exactness=exactness.assess(config),
         memory=plan.memory,
@@ -174,7 +176,7 @@ def _judge_memory(plan: PlanBuilder) -> None:
     plan.memory = _estimate(plan)
     plan.case = memory_rules.case(plan)
     registry.apply(plan, memory=True)
-    plan.warnings += memory_rules.warnings(plan)
+    plan.tight += memory_rules.warnings(plan)
 
 
 def _estimate(plan: PlanBuilder) -> Estimate | None:

@@ -3,13 +3,14 @@
 To :class:`gspo_hpc.rollout.generation.Generation` they look like an engine: it submits a prompt, takes steps, and gets
 whole groups. Each message of the model is a request of its own, which the engine continues from its prefix cache. A
 conversation ends when the environment says so (without one, with a message that calls no tool), after
-environment.max_turns messages, or where the next reply would leave no token of rollout.max_response_length for the
-model. So its last token is always one that the model sampled.
+environment.max_turns messages, with the first answer after environment.max_seconds, or where the next reply would leave
+no token of rollout.max_response_length for the model. So its last token is always one that the model sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import zlib
 from collections import Counter
@@ -21,7 +22,7 @@ from itertools import count
 import numpy as np
 
 from gspo_hpc.data.outcomes import CallOutcome, CallRecord
-from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.turns import TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
@@ -62,6 +63,12 @@ class _Conversation:
     finish_reason: str = "stop"
     num_cached_tokens: int = 0
     calls: Counter[CallOutcome] = field(default_factory=Counter)
+    began: float = field(default_factory=lambda: time.monotonic())  # less the seconds that it took before a kill
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that it has taken."""
+        return time.monotonic() - self.began
 
 
 @dataclass
@@ -105,6 +112,7 @@ class Conversations:
         pool: RewardPool,
         replies: Replies,
         max_turns: int,
+        max_seconds: float | None = None,
         *,
         slots: Container[int] = (),
         journal: Journal | None = None,
@@ -117,7 +125,8 @@ class Conversations:
         `answers`: there is an environment, which answers messages that call no tool.
         """
         self._toolbox, self._answers = toolbox, answers
-        self._engine, self._pool, self._replies, self._max_turns = engine, pool, replies, max_turns
+        self._engine, self._pool, self._replies = engine, pool, replies
+        self._max_turns, self._max_seconds = max_turns, math.inf if max_seconds is None else max_seconds
         self._journal, self._stop_requested = journal, stop_requested
         self._past = {} if journal is None else journal.turns(slots)
         self._open: dict[int, _Open] = {}  # by slot
@@ -249,6 +258,7 @@ class Conversations:
                     reward=turn.reward,
                     over=turn.over,
                     calls=calls,
+                    seconds=one.seconds,
                 )
             )
         if records and self._journal is not None:
@@ -267,7 +277,12 @@ class Conversations:
         self._add(one, record)
         one.state, one.reward = record.state, one.reward + record.reward
         one.calls.update(call.outcome for call in record.calls)
+        one.began = min(one.began, time.monotonic() - record.seconds)
         if record.over or one.messages == self._max_turns or record.finish_reason == "length":
+            self._end(one)
+            return False
+        if record.seconds > self._max_seconds:
+            one.finish_reason = OUT_OF_TIME
             self._end(one)
             return False
         try:

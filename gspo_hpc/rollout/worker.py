@@ -137,12 +137,13 @@ class RolloutWorker:
         assert self.engine is not None
         conversations = None
         if self.turns is not None and self.replies is not None:
-            limit = self.config.environment.max_turns
+            limits = self.config.environment
             conversations = Conversations(
                 self.engine,
                 self.turns,
                 self.replies,
-                limit,
+                limits.max_turns,
+                limits.max_seconds,
                 slots=frozenset(request.slots),
                 journal=journal,
                 stop_requested=self.stop_requested,

@@ -57,7 +57,7 @@ def commit(
 
     `extra` goes into its manifest. `known` holds size and hash of files whose writers know them, by their path below
     `staging`; these are not read again. One rank calls this, after all have written. Raises OSError, with nothing
-    committed, where the disk fails.
+    committed, where the disk fails, or lacks a file that was written.
     """
     root, final = staging.parent, staging.parent / f"{step:06d}"
     with plain_disk_full(final):
@@ -66,7 +66,11 @@ def commit(
         files = [path for path in paths if path not in set(folders)]
         assert files and not any(path.is_symlink() for path in files), f"{staging}: nothing, or a link, to commit"
         names, known = [str(path.relative_to(staging)) for path in files], known or {}
-        assert known.keys() <= set(names), f"{sorted(known.keys() - set(names))} were written, and are not there"
+        if missing := sorted(known.keys() - set(names)):
+            raise OSError(
+                f"{staging} lacks {len(missing)} of the {len(known)} files that were written, {missing[0]} among them: "
+                "is it on a disk that all nodes share, and does nothing else remove files there?"
+            )
         with following(), ThreadPoolExecutor(_THREADS) as pool:
             entries = dict(zip(names, pool.map(_seal, files, map(known.get, names)), strict=True))
         for folder in folders:

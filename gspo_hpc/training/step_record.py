@@ -16,7 +16,7 @@ from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName, rewards_count
 from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
-from gspo_hpc.data.table import EXCLUDED, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
+from gspo_hpc.data.table import EXCLUDED, LATE, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
@@ -76,6 +76,8 @@ def step_record(
             record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
     if (turns := table.rows["turns"]).max() > 1:
         record |= {"turns": float(turns.mean()), "turns_max": int(turns.max())}
+    if late := int(table.flagged(LATE).sum()):
+        record["out_of_time_fraction"] = late / len(table)
     record |= outcome_shares(table) | tool_calls(table)
     for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)

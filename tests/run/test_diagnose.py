@@ -35,7 +35,7 @@ def slow(completion, *, prompt, fields):
     began = time.monotonic()
     sum(range(200_000))
     # 0.1 s; where other load slows ranks and engines, as much longer, and never as long as a grader may take.
-    time.sleep(min(36 * (time.monotonic() - began), 1.0))
+    time.sleep(min(36 * (time.monotonic() - began), 20.0))
     call = next(calls)
     if call % 5 == 2:
         raise RuntimeError("tired")
@@ -141,6 +141,7 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
         tiny_config,
         run_dir,
         f"reward.functions=[{{function: '{folder}/grader.py:slow'}}]",
+        "reward.timeout=120",
         "run.max_steps=80",
         "optimizer.lr=1e-9",
         "algorithm.normalize_advantage=false",

@@ -41,7 +41,8 @@ def compared(found: Comparison) -> Iterator[RenderableType]:
         left = len(side.prompts) - found.prompts
         out = f", of which {left:,} {'is' if left == 1 else 'are'} left out: the other has none of them" if left else ""
         yield text(f"{name}  {side.path}: {_about(side)}{out}")
-    yield text(f"{counted(found.prompts, 'prompt')} in common")
+    how = ", by their rows of the data: the texts that the models saw differ" if found.by_row else ""
+    yield text(f"{counted(found.prompts, 'prompt')} in common{how}")
     rows = [("", "first", "second", "difference", "95 % interval"), ("accuracy", *_difference(found.accuracy))]
     if found.average is not None:
         counts = sorted({found.first.samples, found.second.samples})

@@ -221,7 +221,7 @@ class _Attempt:
         """Pass the first reason to stop on to all ranks; requeue at the last moment, saved or not."""
         if self.stop is None:
             self._look_for_a_stop()
-        elif self.stop != "cancelled" and not self.requeued and self._left() < _LAST_MOMENT:
+        elif not self.requeued and self._left() < _LAST_MOMENT:
             self.requeued = True  # Slurm requeues a job that it preempts, but not one that ran out of time
             with contextlib.suppress(SlurmError):
                 self._ask(lambda: ending.requeue_now(self.job_id, patience=_LAST_MOMENT))
@@ -251,7 +251,7 @@ class _Attempt:
             return
         self.stop = "cancelled" if asked else self._why(job, self._left() <= lead)
         if self.stop == "cancelled":
-            self.end_time = None
+            self.end_time = None  # it has no last moment, at which it would be requeued
         signals = [state.signal for state in states if state.signal is not None]
         if self.stop == "stopped" and self.flag.requested is None and all(one.startswith(MEMORY) for one in signals):
             self.stop, _, self.detail = signals[0].partition(": ")

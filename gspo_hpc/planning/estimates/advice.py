@@ -18,7 +18,7 @@ from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
 from gspo_hpc.planning.estimates.devices import Device
 from gspo_hpc.planning.estimates.memory import Estimate, cache_bytes_per_token, engine_bytes, node_memory
-from gspo_hpc.planning.estimates.phases import FRAGMENTATION, HEADROOM, OF_ENGINES, Phase, percent, shown
+from gspo_hpc.planning.estimates.phases import FRAGMENTATION, HEADROOM, Phase, percent, shown
 from gspo_hpc.system.text import in_gib
 
 MOST = 0.95  # of the card, that an engine is advised to take: some is needed by what it does not count
@@ -73,7 +73,7 @@ def engine(case: Case) -> Iterator[str]:
     """Yield that an engine does not fit beside what stays on its GPU, and what would fix it."""
     generation = case.generation
     if generation.total > case.found.card:
-        yield f"{case.describe(generation)}: {_engines(generation, case.config, case.arch, case.device)}"
+        yield f"{case.describe(generation)}: {_engines(case)}"
 
 
 def cache(case: Case) -> Iterator[str]:
@@ -84,7 +84,7 @@ def cache(case: Case) -> Iterator[str]:
         weights = in_gib(generation.parts["engine_weights"])
         yield (
             f"the KV cache of an engine holds {found.cache_tokens:,} tokens beside {weights} GiB of weights a GPU, "
-            f"but the longest sequence has {longest:,}: {_engines(generation, case.config, case.arch, case.device)}"
+            f"but the longest sequence has {longest:,}: {_engines(case)}"
         )
 
 
@@ -126,20 +126,21 @@ def _lighter_host(found: Estimate) -> str:
     return " or ".join([*options, "a larger slurm.mem (0: all of the node)"])
 
 
-def _engines(generation: Phase, config: Config, arch: Architecture, device: Device) -> str:
+def _engines(case: Case) -> str:
     """Return the fewest changes after which an engine has room for its weights and the longest sequence.
 
     If there are none, a sequence for which there is room.
     """
     from gspo_hpc.planning.estimates import lighter  # only here: most engines fit
 
+    config, arch, device = case.config, case.arch, case.device
     rollout, longest = config.rollout, config.rollout.max_prompt_length + config.rollout.max_response_length
     share, memory, colocated = engine_setting(config, "gpu_memory_utilization"), device.memory, rollout.mode != "server"
     found: list[list[str]] = []
     room, with_it = rollout.max_prompt_length, [""]
     for aside in (False, True) if colocated and not offload_trainer(config) else (False,):
-        names = {"cuda_and_nccl"} if aside else set(generation.parts) - OF_ENGINES
-        beside = sum(generation.parts[name] for name in names)  # what the trainer holds, or a sync beside the cache
+        # What the trainer holds, and a sync beside the cache.
+        beside = case.generation.parts["cuda_and_nccl"] if aside else case.found.beside_engine
         most = math.floor(100 * min(MOST, 1 - beside / memory)) / 100
         for changed, larger in lighter.engine_sizes(config, arch):
             needed = engine_bytes(arch, changed, device, longest)

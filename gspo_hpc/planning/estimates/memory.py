@@ -24,7 +24,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
 from gspo_hpc.planning.estimates import activations, adapters, devices, moments, parameters
-from gspo_hpc.planning.estimates.phases import BESIDE_ENGINES, HEADROOM, PASSES, Phase
+from gspo_hpc.planning.estimates.phases import BESIDE_ENGINES, HEADROOM, OF_ENGINES, PASSES, Phase
 from gspo_hpc.system.text import GIB
 
 # Figures of experience.
@@ -63,6 +63,12 @@ class Estimate:
     def busiest(self) -> Phase:
         """The pass that takes most: one in which what is in use goes up and down."""
         return max((phase for phase in self.phases if phase.name in PASSES), key=lambda phase: phase.reserved)
+
+    @property
+    def beside_engine(self) -> int:
+        """The most that a GPU holds beside an engine with its cache: a sync brings more than generation has."""
+        awake = (phase.parts for phase in self.phases if "kv_cache" in phase.parts)
+        return max(sum(size for name, size in parts.items() if name not in OF_ENGINES) for parts in awake)
 
     @property
     def headroom(self) -> float:

@@ -86,8 +86,12 @@ _SIZES_OF_SECTIONS = {
     "cluster": Size.HARDWARE,
 }
 
-# What counts where a setting is not given, if that is a number that does not depend on others.
-_NOT_GIVEN: dict[str, float] = {f"{ENGINE}{name}": number for name, number in ENGINE_DEFAULTS.items()}
+# What counts where a setting is not given, if that is a number that does not depend on others; and one update of a
+# rollout, which a size of rollouts makes more only where that is given in its place.
+_NOT_GIVEN: dict[str, float] = {
+    **{f"{ENGINE}{name}": number for name, number in ENGINE_DEFAULTS.items()},
+    "batch.steps_per_generation": 1,
+}
 
 _OF_KIN, _UNLIKE = 0.3, 0.25  # of a degree of kinship between models, and of names that have no letter in common
 MOVED = 0.05  # of a fix that gives what a config says another name

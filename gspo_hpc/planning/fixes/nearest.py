@@ -19,7 +19,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.fixes import by_type, distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.change import Change, Fix, nearest, together
+from gspo_hpc.planning.fixes.change import Change, Fix, nearest, settings_of, together
 from gspo_hpc.planning.fixes.faults import topics_of
 from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.mentions import mentioned
@@ -65,17 +65,17 @@ class Nearest:
         while ways and self.room > 0 and len(found) < wanted:
             way = heapq.heappop(ways)
             if way.fix is not None:
-                found.append(way.fix)
+                found += [way.fix] if way.fix not in found else []
                 continue
             settings = {change.key for change in way.changes}
-            if any(settings >= {change.key for change in fix.changes} for fix in found):
+            if any(settings >= settings_of(fix) for fix in found):
                 continue
             plan = self._judge(way.config)
             if plan is None:
                 continue
             if not plan.broken:
                 fix = self.search.fix(plan, *way.changes) if self.search.is_run(plan) else None
-                fix = None if fix is None else self._needed(fix)
+                fix = None if fix is None else self.search.nearer(self._needed(fix))
                 if fix is not None and fix.distance < within:
                     heapq.heappush(ways, _Way(fix.distance, way.number, fix.changes, way.config, fix))
                 continue

@@ -89,7 +89,7 @@ def find_all(config: Config, rows: int | None = None, within: float = math.inf) 
     found = [fix for fix in found if fix.distance <= _FARTHEST * found[0].distance]
     partly = _one_by_one(config, rows) if not found and within == math.inf else None
     if partly is not None and not partly.left:
-        found.append(partly)
+        found.append(whole.nearer(partly))
     nearer = min((fix.distance for fix in found), default=within)
     found += Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer)
     return found or ([partly] if partly is not None else [])

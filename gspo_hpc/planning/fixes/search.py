@@ -7,6 +7,7 @@ come from candidates.py, and from by_type.py those of settings that a broken rul
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from gspo_hpc.planning.fixes.change import (
 from gspo_hpc.planning.fixes.faults import left_of, topics_of
 from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
 from gspo_hpc.planning.fixes.suggested import Suggested
+from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.plan import Models, Plan, judge, make_plan
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
@@ -48,6 +50,7 @@ _GROWN = (*LENGTHS, f"{ENGINE}max_num_batched_tokens", "batch.micro_batch_tokens
 _BUDGET_UNIT = 1024  # tokens of a budget: round numbers are enough
 _GROWTH = 16  # times that the distance to it is halved, at most ...
 _GROWN_ENOUGH = 32  # ... until it is known to one in this many
+_NUMBER = re.compile(r"\d[\d.,]*")
 _ARITHMETIC = frozenset({Topic.COUNTS, Topic.SEQUENCES})  # topics in which batch sizes come first
 
 
@@ -78,7 +81,8 @@ class Search:
     def __init__(self, config: Config, rows: int | None, plan: Plan) -> None:
         self.config, self.rows, self.models = config, rows, Models()
         self.broken, self.topics = plan.broken, topics_of(plan.broken)
-        self.left, self.warnings = left_of(plan.broken), len(plan.warnings)
+        self.left = left_of(plan.broken)
+        self.warned, self.tight = _kinds(plan.warnings), len(plan.tight)
         self.counted = "world_size" in plan.quantities  # whether the GPUs that train are known
         self.missing = set(config.missing())
         self.not_run = {item.feature for item in plan.not_run}
@@ -120,7 +124,7 @@ class Search:
             if not is_nearly_alone(fix, singles)
         ]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
-        return [*dict.fromkeys(self._nearer(fix, alone) for fix in pairs)]
+        return [*dict.fromkeys(self.nearer(fix, alone) for fix in pairs)]
 
     def order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
@@ -157,10 +161,13 @@ class Search:
         return self.not_run.issuperset(item.feature for item in plan.not_run)
 
     def fix(self, plan: PlanBuilder | None, *changes: Change) -> Fix | None:
-        """Return these changes as a fix, if the plan that they lead to breaks no rule."""
+        """Return these changes as a fix, if the plan that they lead to breaks no rule.
+
+        Of its warnings those count that the refused plan has none of: one that goes makes up for none that comes.
+        """
         if plan is None or plan.broken:
             return None
-        return Fix(changes, max(0, len(plan.warnings) - self.warnings))
+        return Fix(changes, len(_kinds(plan.warnings) - self.warned) + max(0, len(plan.tight) - self.tight))
 
     def _alone(self, key: str, values: Iterable[Any], *, first: bool = False) -> list[Fix]:
         """Return the values that fix the plan on their own.
@@ -332,8 +339,11 @@ class Search:
                 others.append(fix)
         return chosen + others[: limit - len(chosen)]
 
-    def _nearer(self, fix: Fix, alone: Collection[Setting]) -> Fix:
-        """Return a fix with the nearest values of its settings, one after another, with which it still is one."""
+    def nearer(self, fix: Fix, alone: Collection[Setting] = ()) -> Fix:
+        """Return a fix with the nearest values of its settings, one after another, with which it still is one.
+
+        What a setting can be may depend on the others: more batch sizes suit fewer data-parallel ranks.
+        """
         for place, change in enumerate(fix.changes):
             others = [*fix.changes[:place], *fix.changes[place + 1 :]]
             config = self.config
@@ -348,8 +358,13 @@ class Search:
                 changes = sorted((near, *others), key=lambda one: one.distance)
                 found = self.fix(self.judge(with_value(config, near.key, near.value)), *changes)
                 if found is not None and found.distance < fix.distance and setting_of(near) not in alone:
-                    return self._nearer(found, alone)
+                    return self.nearer(found, alone)
         return fix
+
+
+def _kinds(warnings: Iterable[str]) -> set[tuple[str, ...]]:
+    """Return what warnings are about: the settings that they name, or their text without its numbers."""
+    return {tuple(mentioned(text)) or (_NUMBER.sub("", text),) for text in warnings}
 
 
 def _is_of_model(fix: Fix) -> bool:

@@ -1,6 +1,7 @@
-"""Fixes that `suggest` finds for a plan that lacks memory: its first layout, or else each of its remedies.
+"""Fixes that `suggest` finds for a plan that lacks memory: its first layouts, or else each of its remedies.
 
-A remedy comes with the best layout with it, unless the layout of the config is enough then.
+Of layouts, the first one with the parallel sizes that the config gives comes before the first one of all: who has
+chosen sizes wants to keep them. A remedy comes with the best layout with it, unless the layout of the config is enough.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ _OF_GPUS = (
     MemoryRule.ENGINE_FITS_GPU_MEMORY,
     MemoryRule.KV_CACHE_HOLDS_LONGEST_SEQUENCE,
 )
+# What a model is cut by, which another layout with the same sizes keeps.
+_SIZES = frozenset(
+    f"parallel.{name}_parallel_size"
+    for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+)
 
 
 class Suggested(NamedTuple):
     """The fixes that `suggest` finds: of one kind, or none where it cannot look for layouts."""
 
-    layout: tuple[Fix, ...] = ()  # the best layout of the GPUs that there are
+    layout: tuple[Fix, ...] = ()  # the best layouts of the GPUs that there are
     remedies: tuple[Fix, ...] = ()  # where none fits on these
 
     @property
@@ -66,15 +72,24 @@ def find(search: Search, *, remedies: bool = True) -> Suggested:
     """Return what `suggest` names first for the config; of `remedies`, which take longer, only if they are wanted."""
     from gspo_hpc.planning import layouts  # only here: most plans are fixed without
 
+    def first(keep: frozenset[str] = frozenset()) -> Mapping[str, Any] | None:
+        """Return the settings of the first layout with those that are kept; None if none fits."""
+        found = layouts.Search(search.config, keep, models=search.models).ranked(1)
+        return {key: value_of(found[0].config, key) for key in layouts.PRINTED} if found else None
+
     try:
-        best = next(iter(layouts.Search(search.config, models=search.models).ranked(1)), None)
+        best = first()
+        kept = first(_SIZES) if best is not None else None
     except ValueError:  # the GPU, or the sizes of the model, are not known
         return Suggested()
-    if best is not None:
-        changed = {key: value_of(best.config, key) for key in layouts.PRINTED}
-        fix = _fix(search, changed)
-        return Suggested(layout=() if fix is None else (fix,))
-    return Suggested(remedies=tuple(_remedies(search))) if remedies else Suggested()
+    if best is None:
+        return Suggested(remedies=tuple(_remedies(search))) if remedies else Suggested()
+    cut = any(best[key] != value_of(search.config, key) for key in _SIZES)
+    fixes = [
+        _needed(search, kept) if kept is not None and (cut or not remedies) else None,
+        _fix(search, best) if cut or remedies else None,
+    ]
+    return Suggested(layout=tuple(fix for fix in fixes if fix is not None))
 
 
 def _remedies(search: Search) -> Iterator[Fix]:
@@ -84,6 +99,19 @@ def _remedies(search: Search) -> Iterator[Fix]:
         fix = _fix(search, one.changes) or _fix(search, one.changes | one.layout)
         if fix is not None:
             yield fix
+
+
+def _needed(search: Search, settings: Mapping[str, Any]) -> Fix | None:
+    """Return these settings as a fix, without those that the plan does not need."""
+    fix = _fix(search, settings)
+    if fix is None:
+        return None
+    for change in sorted(fix.changes, key=lambda one: one.distance, reverse=True):
+        rest = {one.key: one.value for one in fix.changes if one is not change}
+        less = _fix(search, rest)
+        if less is not None and less.distance < fix.distance:
+            fix = less
+    return fix
 
 
 def _fix(search: Search, settings: Mapping[str, Any]) -> Fix | None:

@@ -40,7 +40,10 @@ def _even(plan: PlanBuilder) -> Iterator[str]:
         yield f"num_hidden_layers ({layers}) of the model must be at least 1"
     elif layers is not None and not _ends(plan) and layers % stages:
         cut = "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size"
-        yield f"num_hidden_layers ({layers}) of the model must be divisible by {cut} ({stages})"
+        # Not their names in full: whoever searches for fixes tries every setting that a message names.
+        own = ", or num_layers_in_first/last_pipeline_stage must give the ends a number of their own"
+        uneven = own if parallel.pipeline_model_parallel_size > 1 else ""
+        yield f"num_hidden_layers ({layers}) of the model must be divisible by {cut} ({stages}){uneven}"
 
 
 @rule(

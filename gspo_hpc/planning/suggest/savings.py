@@ -121,7 +121,8 @@ def engine_holds_sequence(arch: Architecture, device: Device, wanted: Config, ke
 
 def _may_fit(arch: Architecture, device: Device, wanted: Config, keep: frozenset[str]) -> bool:
     """Return whether the layout fits on a GPU with all that saves memory: most that do not fit are known by that."""
-    return any(memory.fitting(arch, way, device) is not None for way in _lightest(wanted, keep))
+    ways = (_with_least_share(arch, device, way, keep) for way in _lightest(wanted, keep))
+    return any(memory.fitting(arch, way, device) is not None for way in ways)
 
 
 def _lightest(wanted: Config, keep: frozenset[str]) -> list[Config]:
@@ -146,8 +147,10 @@ def _by_gradients(config: Config, keep: frozenset[str]) -> Iterator[Config]:
 
 def _tried(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> tuple[Config, Estimate] | None:
     """Return the layout with what its engine and its nodes need, if it fits."""
-    if (whole := memory.fitting(arch, config, device)) is None:
+    least = _with_least_share(arch, device, config, keep)
+    if (whole := memory.fitting(arch, least, device)) is None:
         return None
+    whole = whole if least is config else memory.estimate(arch, config, device)
     config, found = _with_engine_share(arch, device, config, keep, whole)
     if memory.lacks_host_memory(found, config) and "rollout.sleep_level" not in keep:
         config = replace(config, rollout=replace(config.rollout, sleep_level=2))
@@ -193,6 +196,19 @@ def _with_budget(config: Config, tokens: int | None) -> Batch:
     return replace(batch, micro_batch_tokens=tokens, **smaller)
 
 
+def _with_least_share(arch: Architecture, device: Device, config: Config, keep: frozenset[str]) -> Config:
+    """Return the layout with the least share of the card for an engine that holds a sequence beside the trainer.
+
+    As it is where the trainer leaves the card to the engine: then the share is in none of the trainer's phases.
+    """
+    if UTILIZATION in keep or config.rollout.mode != "colocate" or offload_trainer(config):
+        return config
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    least = math.ceil(100 * memory.engine_bytes(arch, config, device, longest) / device.memory) / 100
+    own = engine_setting(config, "gpu_memory_utilization")
+    return config if least >= own else with_value(config, UTILIZATION, least)
+
+
 def _with_engine_share(
     arch: Architecture, device: Device, config: Config, keep: frozenset[str], found: Estimate
 ) -> tuple[Config, Estimate]:
@@ -201,11 +217,11 @@ def _with_engine_share(
     `found` is its estimate with the share that it has.
     """
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    generation = found.phase("generation")
-    if UTILIZATION in keep or (generation.total <= found.card and found.cache_tokens >= longest):
+    parts = found.phase("generation").parts
+    engine = sum(size for name, size in parts.items() if name in phases.OF_ENGINES)
+    if UTILIZATION in keep or (engine + found.beside_engine <= found.card and found.cache_tokens >= longest):
         return config, found
-    beside = sum(size for name, size in generation.parts.items() if name not in phases.OF_ENGINES)
-    most = min(advice.MOST, math.floor(100 * (1 - beside / device.memory)) / 100)
+    most = min(advice.MOST, math.floor(100 * (1 - found.beside_engine / device.memory)) / 100)
     if most <= 0:
         return config, found
     changed = with_value(config, UTILIZATION, most)

@@ -1,11 +1,14 @@
 """The private names of Megatron-Core and torch that checkpoint.compat and checkpoint.index rely on are there.
 
-And a checkpoint of torch's layers is loaded into Transformer Engine's, which keep an object beside their weights.
+And a checkpoint of torch's layers is loaded into Transformer Engine's, which keep an object beside their weights; and a
+save leaves torch.save as it was for others of the process. One second, and the imports.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_hpc.checkpoint import compat, index
 from tests.sources import missing, require_checked
@@ -115,6 +119,37 @@ def test_layers_with_and_without_an_object_beside_their_weights_load_each_others
     loaded = compat.load(state_of(0.0, here), shards)
     assert torch.equal(loaded["layer.weight"], torch.full((4, 3), 2.0))
     assert loaded.get("layer._extra_state") == here
+
+
+@pytest.fixture
+def checksums() -> Iterator[None]:
+    """Leaves the option of torch.save as it was."""
+    before = torch.serialization.get_crc32_options()
+    yield
+    torch.serialization.set_crc32_options(before)
+
+
+@pytest.mark.usefixtures("checksums")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_saved_after_a_checkpoint_has_the_checksums_that_it_would_have_had(
+    wanted: bool, fails: bool, alone: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    """A file that an observer saves is an archive which any program may check, also after a save that failed."""
+    torch.serialization.set_crc32_options(wanted)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write = compat.prepare(state_of(2.0), shards, alone, {})
+    if fails:
+        shutil.rmtree(shards)
+        shards.touch()
+        with pytest.raises(CheckpointException):
+            write()
+    else:
+        write()
+    torch.save(torch.ones(3), tmp_path / "mine.pt")
+    with zipfile.ZipFile(tmp_path / "mine.pt") as archive:
+        assert (archive.testzip() is None) == wanted
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def talk(
         pool,
         Replies(made, Data(), shown, users=environment.name is not None),
         environment.max_turns,
+        environment.max_seconds,
         slots=range(questions),
         journal=journal,
         toolbox=Toolbox.of(environment, TEMPLATE),

@@ -125,6 +125,34 @@ def test_equal_prompts_are_paired_in_their_order_and_other_fields_make_another_p
     assert found.prompts == 2 and (found.only_first, found.only_second) == (0, 1)
 
 
+def other(number: int, right: bool, **more: object) -> dict[str, object]:
+    """A row as a model with another chat template is asked about it."""
+    return row(number, right, prompt=f"<user>which number is {number}?</user>", **more)
+
+
+def test_over_two_chat_templates_prompts_are_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation(tmp_path / "a.jsonl", *(row(n, n < 2) for n in range(6)))
+    evaluation(tmp_path / "b.jsonl", *(other(n, n < 4) for n in (5, 3, 2, 1)))
+    words = ["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert main(words) == 0
+    assert "4 prompts in common, by their rows of the data: the texts that the models saw differ" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["by"], told["prompts"], told["first"]["left_out"]) == ("row", 4, 2)
+    assert (told["accuracy"]["first"], told["accuracy"]["second"]) == (1 / 4, 3 / 4)
+
+
+@pytest.mark.parametrize("odd", [other(9, True), other(2, True, fields={"answer": 7}), other(2, True, row=1)])
+def test_rows_of_other_data_are_not_compared(odd: dict[str, object], tmp_path: Path) -> None:
+    """One row that the other side has not, or has with other fields, is enough to show that."""
+    first = evaluation(tmp_path / "a.jsonl", *(row(n, True) for n in range(4)))
+    second = evaluation(tmp_path / "b.jsonl", other(0, True), other(1, True), odd)
+    with pytest.raises(ValueError, match="have no prompt in common"):
+        compare(first, second)
+
+
 def test_without_a_prompt_in_common_it_is_an_error_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,11 @@ def test_other_variables_count_as_not_set(text: str, rate: float) -> None:
             (2, 8),
             {"SLURM_NNODES": "NNODES", "RANK": "seed"},
         ),
+        (
+            f"deepspeed --num_nodes ${{SLURM_NNODES:-2}} --num_gpus ${{SLURM_GPUS_ON_NODE:-4}} {TRL[7:]}",
+            (2, 4),
+            {"SLURM_NNODES": "num_nodes", "SLURM_GPUS_ON_NODE": "num_gpus"},
+        ),
         (f"MASTER_PORT=${{MASTER_PORT:-29500}} NODE_RANK=${{RANK:-0}} NPROC_PER_NODE=8 {RUN}", (1, 8), {}),
         (f"NNODES=${{NODES:-2}} NPROC_PER_NODE=8 {RUN}", (2, 8), {}),
     ],

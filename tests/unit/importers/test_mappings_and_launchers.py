@@ -36,6 +36,8 @@ def test_deepspeed_is_given_its_sizes() -> None:
     found = convert(f"deepspeed --num_gpus 8 --num_nodes 2 train_grpo.py {arguments}", "trl")
     assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (2, 8)
     assert not any("how many processes" in line for line in found.assumed)
+    sizes = {item.name: item.keys for item in found.carried if item.name in ("num_gpus", "num_nodes")}
+    assert sizes == dict.fromkeys(("num_gpus", "num_nodes"), ("cluster.nodes", "cluster.gpus_per_node"))
 
 
 @pytest.mark.parametrize(

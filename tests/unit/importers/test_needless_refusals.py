@@ -111,6 +111,24 @@ def test_a_task_of_skypilot_is_named(run: str, told: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "resources: {accelerators: 'H100:8'}",
+        "setup: pip install trl",
+        "envs: {LR: 1e-6}",
+        "workdir: .",
+        "file_mounts: {/data: s3://d}",
+        "num_nodes: 2",
+    ],
+)
+def test_a_task_of_skypilot_is_named_whatever_stands_beside_its_commands(beside: str) -> None:
+    """A task has no key but `run` in common with all others; its commands are what is to be converted."""
+    run = "accelerate launch --num_processes 8 train_grpo.py --model_name_or_path q --num_generations 8"
+    with pytest.raises(ValueError, match="put the commands under run into a script, and convert that"):
+        convert(f"{beside}\nrun: |\n  {run}\n", name="task.yaml")
+
+
 @pytest.mark.parametrize("module", ["torchtitan.experiments.rl", "torchtitan"])
 def test_a_file_of_torchtitan_is_named(module: str) -> None:
     with pytest.raises(ValueError, match="a run of torchtitan"):

@@ -106,6 +106,15 @@ def test_what_makes_no_difference_is_not_told(script: str) -> None:
     assert told(f"LR=1e-6\n{script}{RUN}") == []
 
 
+@pytest.mark.parametrize("script", ["", '[ -n "$M" ] && set -x\n', '[ -n "$M" ] && LR=1e-5\n'])
+def test_an_argument_that_is_open_in_any_case_is_not_one_that_the_variable_decides(script: str) -> None:
+    """The seed of a job's number is a setting to be given, whatever $M is."""
+    found = convert(f"LR=1e-6\n{script}{RUN[:-1]} --seed $SLURM_JOB_ID\n")
+    assert found.open == ("--seed $SLURM_JOB_ID",)
+    notes = [line for line in found.assumed if line.endswith(END)]
+    assert notes == ([f"$M (line 2) is not set here, and may decide --learning_rate: {END}"] if "LR" in script else [])
+
+
 @pytest.mark.parametrize(
     "script",
     [

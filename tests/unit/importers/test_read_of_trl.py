@@ -193,6 +193,14 @@ def test_what_an_epoch_drops_is_told_where_the_steps_go_beyond_one(rows: int | N
     assert bool(told(found.differs, "drops the last prompts where they fill no rollout")) is notes
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [("1", 5), ("0.5", 3), ("1.5", 8), ("0.01", 1), ("2", 10)])
+def test_a_part_of_an_epoch_has_the_updates_that_transformers_gives_it(epochs: str, steps: int) -> None:
+    """Trainer rounds up: max_steps = ceil(num_train_epochs * num_update_steps_per_epoch)."""
+    run = TRL.replace("--max_steps 100", "")
+    found = convert(f"{run} --num_train_epochs {epochs}", gpus=1, rows=5)
+    assert found.config.run.max_steps == steps
+
+
 def test_a_limit_of_checkpoints_that_is_not_known_may_be_none() -> None:
     found = convert(f"{TRL} --save_steps 10 --save_total_limit $LIMIT", gpus=1)
     assert told(found.differs, "all are kept in the original unless save_total_limit is a number")

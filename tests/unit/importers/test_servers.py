@@ -113,6 +113,13 @@ def test_a_shorter_window_of_trls_server_is_told() -> None:
     assert any("--max_model_len 2048 of trl vllm-serve: an engine of TRL stops there" in line for line in found.assumed)
 
 
+@pytest.mark.parametrize("word", ["true", "True", "t", "T", "yes", "y", "Y", "1", "", "false", "f", "no", "n", "0"])
+def test_a_server_of_trl_takes_all_words_for_true_that_its_parser_takes(word: str) -> None:
+    """transformers' parser of arguments reads t and y, too; a bare option is true."""
+    found = convert(f"trl vllm-serve --model m --enforce_eager {word} &\n{TRL}\n")
+    assert found.config.rollout.engine["enforce_eager"] is (word.lower() in ("", "true", "t", "yes", "y", "1"))
+
+
 def test_arguments_of_vllm_that_a_server_has_are_those_of_the_engines() -> None:
     options = "--vllm_enforce_eager --vllm_max_num_seqs 64 --vllm_enable_prefix_caching false"
     found = convert(f"swift rollout --model m {options} &\n{SWIFT}\n")

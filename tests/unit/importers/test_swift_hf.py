@@ -74,6 +74,7 @@ def test_accumulation_that_is_not_given_is_chosen_as_it_chooses_it() -> None:
 @pytest.mark.parametrize(
     ("more", "warned"),
     [("--tuner_type adalora", True), ("--tuner_type adalora --learning_rate 1e-6", False), ("", False),
+     ("--tuner_type adalora --learning_rate 5e-6", False), ("--tuner_type adalora --learning_rate 6e-6", True),
      ("--tuner_type adalora --learning_rate 2e-5", True), ("--tuner_type full", False), ("--tuner_type lora", False)],
 )  # fmt: skip
 def test_a_rate_is_warned_of_only_where_it_is_one_for_adapters(more: str, warned: bool) -> None:

@@ -1,8 +1,9 @@
-"""Decisions of a supervisor on dead nodes, suspension, an earlier preemption, an ended job and a held lock (1 s).
+"""Decisions of a supervisor on nodes, suspension, an earlier preemption, an ended job and a held lock (1 s).
 
 It would catch a job that goes back to the queue with the node that does not answer, one whose ranks are taken for
 hanging after all of them were suspended, one that is told preempted for a preemption before it began, one that starts
-ranks although Slurm is ending it, and one that is refused because submit has not quite ended.
+ranks although Slurm is ending it, one that is refused because submit has not quite ended, one of a single node that
+listens to other machines, and a cancelled one that is requeued.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch.slurm import commands, ending, supervisor
+from gspo_hpc.launch.slurm import commands, ending, srun, supervisor
 from gspo_hpc.launch.verdict import Verdict
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system.control import RankState
@@ -115,6 +116,33 @@ def test_ranks_that_were_suspended_with_their_supervisor_do_not_count_as_silent(
     assert silences == began == [0.0 if heard else away]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "node", "host"), [(1, "n1", "127.0.0.1"), (1, None, "127.0.0.1"), (2, "n1", "127.0.0.9")]
+)
+def test_ranks_of_one_node_reach_their_supervisor_without_the_network(
+    nodes: int, node: str | None, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of one node listens to no other machine, and starts its ranks although Slurm's controller is away."""
+    asked: list[str] = []
+
+    def node_address(name: str) -> str:
+        asked.append(name)
+        return "127.0.0.9"
+
+    monkeypatch.setattr(ending, "end_time", lambda *_, **__: None)
+    monkeypatch.setattr(commands, "node_address", node_address)
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    if node is not None:
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+    config = loader.from_dict({"run": {"dir": str(tmp_path / "run")}, "cluster": {"nodes": nodes}})
+    run = open_run(config)[0]
+    with run.lock():
+        begun = run.new_attempt(config)
+    attempt = supervisor._Attempt(config, run, begun, tmp_path, "7", StopFlag())
+    attempt.server.close()
+    assert (attempt.server.host, asked) == (host, ["n1"] if nodes > 1 else [])
+
+
 @pytest.mark.parametrize(("preempted", "why"), [(900.0, "stopped"), (1100.0, "preempted"), (None, "stopped")])
 def test_a_preemption_of_an_earlier_start_is_not_that_of_this_one(
     preempted: float | None, why: str, attempt: supervisor._Attempt
@@ -139,6 +167,35 @@ def test_a_signal_that_srun_sends_because_a_task_failed_is_no_request_to_stop(
     attempt.log.write_text(told)
     attempt._stop_if_due()
     assert (attempt.stop == "stopped") == stops
+
+
+@pytest.mark.parametrize(
+    ("rank", "node"), [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2"), (4, "node 2 of n[1-2]"), (5, "node 2 of n[1-2]")]
+)
+def test_a_rank_that_has_not_reported_is_named_with_its_node(
+    rank: int, node: str, attempt: supervisor._Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is where somebody has to look: ranks are dealt to nodes in blocks."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setattr(commands, "hostnames", lambda _: ["n1", "n2"])
+    attempt.config = loader.with_settings(attempt.config, ["cluster.nodes=2", "cluster.gpus_per_node=2"])
+    assert attempt._node(rank) == node
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_cancelled_run_is_not_requeued_at_the_last_moment(
+    cancelled: bool, attempt: supervisor._Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm would start it again, for a user who has ended it; one that runs out of time goes back to the queue."""
+    asked: list[str] = []
+    monkeypatch.setattr(attempt, "_job", lambda: None)
+    monkeypatch.setattr(ending, "requeue_now", lambda job_id, patience: asked.append(job_id))
+    if cancelled:
+        (tmp_path / srun.CANCEL).touch()
+    attempt.end_time = time.time() + supervisor._LAST_MOMENT / 2
+    for _ in range(3):
+        attempt._stop_if_due()
+    assert (attempt.stop, asked) == (("cancelled", []) if cancelled else ("time limit", ["7"]))
 
 
 @pytest.mark.parametrize(

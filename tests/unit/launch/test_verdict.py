@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.config import loader
-from gspo_hpc.launch.verdict import Verdict, failures_without_progress, judge, progress
+from gspo_hpc.launch.verdict import (
+    Verdict,
+    failures_without_progress,
+    finished_groups,
+    judge,
+    newest_rollout,
+    progress,
+)
 from gspo_hpc.runs.directory import RunDir, open_run
 from gspo_hpc.system.control import RankState
 
@@ -34,6 +41,13 @@ def test_done_is_done_also_when_a_stop_came_last() -> None:
 def test_a_stop_that_all_ranks_followed_is_no_fault() -> None:
     verdict = judged(rank(0, "stopped"), rank(1, "stopped"), stop="time limit")
     assert (verdict.reason, verdict.healthy, verdict.exit_code, verdict.saved) == ("time limit", True, 75, True)
+
+
+@pytest.mark.parametrize("other", ["refused", "stopped", None])
+def test_a_refusal_stays_one_also_while_the_run_is_asked_to_stop(other: str | None) -> None:
+    """Taken for a stop, a run that can never start is requeued, and refused again, each time it is preempted."""
+    verdict = judged(rank(0, "refused", "no such key"), rank(1, other), stop="preempted", code=2)
+    assert (verdict.reason, verdict.detail, verdict.exit_code, verdict.healthy) == ("refused", "no such key", 2, False)
 
 
 @pytest.mark.parametrize("reason", ["preempted", "time limit", "stopped", "memory"])
@@ -107,6 +121,8 @@ def test_without_any_rank_srun_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "srun.log"
     log.write_text("srun: error: n2: task 1: Terminated\nsrun: error: n1: task 0: Killed\n")
     assert judged(code=137, log=log).detail == "rank 0 on n1 was killed or ended before it was up (Killed)"
+    log.write_text("srun: error: n2: task 1: Out Of Memory\nsrun: error: n1: task 0: Killed\n")
+    assert judged(code=137, log=log).detail == "rank 1 on n2 was killed or ended before it was up (Out Of Memory)"
     log.write_text("srun: error: Unable to create step for job 7: Invalid account\n")
     assert "Invalid account" in judged(code=1, log=log).detail
     assert judged(code=5).detail == "srun ended with exit code 5"
@@ -166,6 +182,17 @@ def test_failures_of_another_config_do_not_count(tmp_path: Path) -> None:
     assert failures_without_progress(run) == 0
     attempt(run, "failed", (-1, 0))
     assert failures_without_progress(run) == 1
+
+
+def test_a_writer_that_was_killed_before_its_header_takes_no_group_from_the_others(run: RunDir) -> None:
+    """Counted as one less, a run that goes on would seem to stand, and give up after faults.max_restarts."""
+    folder = run.rollouts / "000002"
+    folder.mkdir(parents=True)
+    (folder / "rank-0000.journal").write_text("")
+    assert newest_rollout(run) == (2, 0) and finished_groups(run, 2) == 0
+    (folder / "rank-0001.journal").write_text("header\na\nb\n")
+    (folder / "rank-0002.journal").write_text("hea")
+    assert progress(run) == (-1, 2) and finished_groups(run, 2) == 2
 
 
 def test_progress_is_steps_and_groups(run: RunDir) -> None:

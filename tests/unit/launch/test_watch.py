@@ -62,6 +62,18 @@ def test_only_a_rank_that_imports_or_has_a_limit_of_its_own_may_be_silent_for_lo
     assert found is not None and found.startswith(f"rank 0 on n1 has not been heard of for {patience:.0f} s")
 
 
+@pytest.mark.parametrize(("timeout", "patience"), [(30.0, 5 * MINUTES), (10 * MINUTES, 10 * MINUTES)])
+def test_a_rank_that_imports_may_be_silent_for_as_long_as_one_that_trains(timeout: float, patience: float) -> None:
+    """Who gives ranks ten minutes gives them also to those that start, which are slower."""
+    config = loader.with_settings(CONFIG, [f"faults.heartbeat_timeout={timeout:g}", "faults.hang_timeout=9000"])
+    silent = rank(0, at=0.0, phase=progress.STARTED)
+    silent.heard_at = 0.0
+    assert problem(silent, rank(1), now=patience, config=config) is None
+    found = problem(silent, rank(1), now=patience + 0.1, config=config)
+    assert found is not None and found.startswith(f"rank 0 on n1 has not been heard of for {patience:.0f} s")
+    assert found.endswith("(faults.heartbeat_timeout)") == (timeout == patience)
+
+
 def test_who_waits_for_a_rank_that_works_for_twenty_minutes_does_not_hang() -> None:
     waits = rank(0, at=0.0, phase="joined", excuse=progress.WAITS)
     assert problem(waits, rank(1, at=20 * MINUTES, phase="loading"), now=20 * MINUTES) is None

@@ -87,6 +87,14 @@ def test_what_cannot_be_is_refused(settings: list[str], rule: str) -> None:
     assert rule in {item.rule for item in plan.broken}, plan.broken
 
 
+@pytest.mark.parametrize(("engines", "size"), [(8, 1), (4, 2), (2, 4), (7, 1)])
+def test_engines_may_have_all_gpus_of_a_node_that_only_generates(engines: int, size: int) -> None:
+    """No rank trains there: the eighth GPU of a node would be idle."""
+    words = [f"rollout.engines_per_node={engines}", f"rollout.tensor_parallel_size={size}"]
+    plan = make_plan(load(PRESET, [*APART, *words]))
+    assert not plan.broken and plan.layout["num_engines"] == engines
+
+
 def test_one_rollout_ahead_is_run_and_more_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", str(PRESET), *APART, "rollout.max_staleness=1"]) == 3
     page = " ".join(capsys.readouterr().out.split())

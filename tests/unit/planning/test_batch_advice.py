@@ -1,10 +1,12 @@
 """The sizes that `suggest` advises, against figures of which the answer is known (a second).
 
-Catches another share of the best than docs/plan.md states, and other bounds of what is tried.
+Catches another share of the best than docs/plan.md states, other bounds of what is tried, and other sizes than it
+states where a config has none.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.cli.main import main
 from gspo_hpc.config import paths
 from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import Config
@@ -58,11 +61,45 @@ def test_the_page_states_the_share(project: Path) -> None:
     assert batches.ENOUGH == 0.9
 
 
+def test_layouts_without_batch_sizes_are_timed_for_those_of_the_page(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are told, and a config that gives them has the same layouts in the same time."""
+    page = " ".join((project / "docs" / "plan.md").read_text("utf-8").split())
+    found = re.search(
+        r"timed for (\d+) completions of a rollout for each GPU, in (\d+) updates, (\d+) of a prompt", page
+    )
+    assert found is not None
+    each, updates, group = map(int, found.groups())
+    (bare := tmp_path / "bare.yaml").write_text(
+        "model: {path: Qwen/Qwen2.5-0.5B}\ncluster: {gpu: H100, gpus_per_node: 2, nodes: 2}\n"
+    )
+    assert main(["suggest", str(bare), "--json", "--limit=1"]) == 0
+    told = capsys.readouterr()
+    sizes = {
+        "batch.num_generations": group,
+        "batch.generation_batch_size": 4 * each,
+        "batch.global_batch_size": 4 * each // updates,
+    }
+    given = [f"{key}={value}" for key, value in sizes.items()]
+    assert f"layouts are timed for {', '.join(given)}, as is usual" in " ".join(told.err.split())
+    assert main(["suggest", str(bare), *given, "--json", "--limit=1"]) == 0
+    same = capsys.readouterr()
+    assert "as is usual" not in same.err
+    (one,), (other,) = json.loads(told.out), json.loads(same.out)
+    assert one["settings"] == other["settings"] and one["seconds"] == pytest.approx(other["seconds"])
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize(
     ("given", "value", "reason"), [(1, 1, "on-policy"), (4, 4, "at most 4"), (8, 4, "the last of 8")]
 )
-def test_updates_of_a_rollout(given: int, value: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = advised(monkeypatch, {}, f"batch.steps_per_generation={given}")["batch.steps_per_generation"]
+def test_updates_of_a_rollout(
+    given: int, value: int, reason: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds over the same completions divide a rollout into no more parts."""
+    words = [f"batch.steps_per_generation={given}", f"batch.num_iterations={rounds}"]
+    found = advised(monkeypatch, {}, *words)["batch.steps_per_generation"]
     assert found.value == value and found.reason.startswith(reason)
 
 

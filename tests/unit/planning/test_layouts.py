@@ -11,7 +11,7 @@ import pytest
 
 from gspo_hpc.cli import main
 from gspo_hpc.config.loader import from_dict, load
-from gspo_hpc.config.schema import replace
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates.phases import exceeds, percent
@@ -72,6 +72,53 @@ def test_a_suggestion_can_be_pasted_behind_its_config(preset: str, more: str) ->
         plan = make_plan(load(path, [*given, *str(layout).split()]))
         assert plan.valid and plan.memory is not None, (str(layout), plan.broken)
         assert plan.memory.headroom == pytest.approx(layout.headroom)
+
+
+@pytest.mark.parametrize(("dtype", "engines"), [("float32", {2, 4}), ("bfloat16", {1, 2})])
+def test_engines_of_weights_in_32_bits_are_as_large_as_these(dtype: str, engines: set[int]) -> None:
+    """The two smallest that leave room for a cache are tried: with few completions the larger one is faster."""
+    raw = {
+        "model": {"path": "Qwen/Qwen3-14B", "dtype": dtype},
+        "cluster": {"gpus_per_node": 4, "gpu": "H100"},
+        "batch": {"global_batch_size": 32, "num_generations": 8, "micro_batch_tokens": 3072},
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 2048},
+    }
+    found = [layout.settings["rollout.tensor_parallel_size"] for layout in layouts.find(from_dict(raw), limit=100)]
+    assert {*found} == engines and found[0] == max(engines)
+
+
+def test_an_engine_beside_a_trainer_that_stays_gets_what_is_left_of_the_card() -> None:
+    """With vLLM's own share nothing fitted, and more nodes, other GPUs or another model were named.
+
+    The share is the largest with which a sync fits, too, which brings more than generation has.
+    """
+    raw = {
+        "model": {"path": "Qwen/Qwen3-8B"},
+        "cluster": {"gpus_per_node": 8, "gpu": "H100"},
+        "memory": {"offload_trainer": False},
+        "batch": {"global_batch_size": 64, "num_generations": 8, "micro_batch_tokens": 5120},
+        "rollout": {"max_prompt_length": 1024, "max_response_length": 4096},
+    }
+    share, keep = "rollout.engine.gpu_memory_utilization", frozenset({"memory.offload_trainer"})
+    config = from_dict(raw)
+
+    def ways(given: float | None, keep: frozenset[str]) -> list[Config]:
+        """Return every layout that fits, of every cut, without the share of its engines."""
+        search = layouts.Search(with_value(config, share, given), keep)
+        fitting = (one for wanted in search.allowed() for one, _ in search.fitting(wanted))
+        return [with_value(one, share, None) for one in fitting]
+
+    every = ways(None, keep)
+    small = ways(0.3, keep | {share})
+    assert small and all(one in every for one in small)
+    assert ways(0.1, keep) == ways(0.55, keep) == every
+    for layout in layouts.find(config, keep, limit=8):
+        changed = config
+        for key, value in layout.settings.items():
+            changed = with_value(changed, key, value)
+        assert make_plan(changed).valid and not changed.memory.offload_trainer
+        larger = round(layout.settings[share] + 0.01, 2)
+        assert not make_plan(with_value(changed, share, larger)).valid
 
 
 def test_gpus_that_are_set_apart_do_not_train() -> None:

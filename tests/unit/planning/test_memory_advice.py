@@ -103,6 +103,25 @@ def test_what_a_trainer_is_advised_is_enough(
             assert least is None or changed.memory.headroom >= least, (way, message)
 
 
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_the_share_that_an_engine_is_advised_to_take_beside_a_trainer_that_stays_leaves_room_for_a_sync(
+    tp: int,
+) -> None:
+    """A sync brings buckets beside the cache: with the largest share for generation alone it would not fit."""
+    config = made(
+        cluster={"gpu": "H100", "nodes": 1},
+        model={"path": "Qwen3-8B"},
+        parallel={"tensor_model_parallel_size": tp, "sequence_parallel": True},
+        memory={"offload_trainer": False, "recompute_granularity": "full"},
+        rollout={"tensor_parallel_size": 2},
+    )
+    (message,) = (item.message for item in make_plan(config).broken if item.rule == "engine_fits_gpu_memory")
+    ways = [way for way in advised(message) if way[0].startswith(f"rollout.engine.{SHARE}")]
+    assert ways
+    for way in ways:
+        assert make_plan(overridden(config, way)).valid, (way, message)
+
+
 @pytest.mark.parametrize(
     ("left", "told"), [(0.09, "9% are left for peaks, less than 10%; "), (-0.01, "so the run may run out of memory; ")]
 )

@@ -99,3 +99,18 @@ def test_deep_pipelines_want_recomputation(stages: int, granularity: str | None,
     told = [text for text in found.warnings if "memory.recompute_granularity=full" in text]
     assert len(told) == warned
     assert not warned or "pipeline_model_parallel_size (8) is above 4" in told[0]
+
+
+@pytest.mark.parametrize(("stages", "warned"), [(4, False), (5, True)])
+def test_a_pipeline_is_deep_from_the_size_on_that_the_warning_names(stages: int, warned: bool) -> None:
+    raw = {
+        "model": {"path": "Qwen3-14B"},
+        "cluster": {"nodes": stages, "gpus_per_node": 8},
+        "parallel": {"pipeline_model_parallel_size": stages},
+        "memory": {"recompute_granularity": None},
+    }
+    found = make_plan(from_dict(raw))
+    assert found.valid
+    assert [f"({stages}) is above 4" in text for text in found.warnings if "recompute_granularity=full" in text] == (
+        [True] if warned else []
+    )

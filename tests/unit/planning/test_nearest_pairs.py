@@ -1,7 +1,7 @@
 """Pairs of changes for plans whose length and batch sizes are wrong together, against a dense search (12 s).
 
 Catches a nearer pair that is not offered, because its batch size is not among the nearest few or because pairs that
-cannot mend the length are tried first.
+cannot mend the length are tried first; and a search that does not end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import repair, search
 from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.pairs import Pairs
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -73,6 +74,17 @@ def dense(config: Config, within: float) -> Iterator[Fix]:
             fix = whole.fix(whole.judge(changed), shorter, other)
             if fix is not None and fix.distance < within:
                 yield fix
+
+
+@pytest.mark.parametrize("room", [0, 30, 200])
+def test_the_search_for_pairs_ends_when_its_room_is_used_up(room: int) -> None:
+    """A plan is shown while somebody waits: about so many pairs are looked at, and as many of the nearest before."""
+    config = faulty(0)
+    whole = search.Search(config, None, make_plan(config))
+    whole.singles()
+    pairs = Pairs(whole)
+    pairs.find(room)
+    assert len(pairs.known) <= 2 * room and (len(pairs.known) >= room / 5)
 
 
 @pytest.mark.parametrize("seed", range(8))

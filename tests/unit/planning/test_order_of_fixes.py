@@ -1,6 +1,7 @@
 """The order in which fixes are offered: by the size of the change (5 s).
 
-Catches another model, or more nodes, that are offered before a switch, and a model whose only fault hides another.
+Catches another model, or more nodes, that are offered before a switch, a model whose only fault hides another, and
+other machines that are offered alone where one more setting would do without.
 """
 
 from __future__ import annotations
@@ -143,3 +144,16 @@ def test_a_length_that_is_off_by_one_is_offered_before_a_layout_for_memory_that_
     assert {item.rule for item in make_plan(config).broken} == {"context_parallel_sequence"}
     numbers = [len(fix.changes) for fix in search.find(config)]
     assert max(numbers) > 2 and numbers[0] == 2
+
+
+def test_one_more_setting_is_no_reason_to_offer_other_machines_alone() -> None:
+    """Nodes of six GPUs are what somebody has. With experts cut in three the run fits them, for one more small change;
+    where a change beside the first counted twice as much, nodes of eight GPUs were all that was offered."""
+    preset = str(CONFIGS / "qwen3_30b_a3b_tp2_ep4_etp2.yaml")
+    fixes = repair.offered(load(preset, ["cluster.gpus_per_node=6", "slurm.signal_seconds=3600"]))
+    assert {change.key for change in fixes[0].changes} == {
+        "parallel.expert_tensor_parallel_size",
+        "batch.global_batch_size",
+        "slurm.time_minutes",
+    }
+    assert "cluster.gpus_per_node=8" in str(fixes[1])

@@ -57,6 +57,18 @@ def test_which_gpus_of_a_node_form_which_engine(
     assert [(seat.node, seat.gpu) for seat in ranks] == [(node, gpu) for node in range(3) for gpu in range(training)]
 
 
+@pytest.mark.parametrize(("apart", "gpus"), [(0, "GPUs 4-5 | 6-7"), (1, "GPUs 0-1 | 2-3")])
+def test_engines_on_gpus_of_their_own_lie_side_by_side(apart: int, gpus: str) -> None:
+    """On a node that only generates they begin with its first GPU; where ranks train as well, they are the last."""
+    raw: dict[str, Any] = {
+        "cluster": {"nodes": 3, "gpus_per_node": 8, "generation_nodes": apart},
+        "rollout": {"mode": "server", "engines_per_node": 2, "tensor_parallel_size": 2},
+    }
+    found = make_plan(from_dict(raw)).layout
+    (line,) = [" ".join(one.split()) for one in render.lines(rank_page.page(found)) if one.split()[:1] == ["engines"]]
+    assert line.endswith(gpus) and ("on the nodes that only generate" in line) == bool(apart)
+
+
 @pytest.mark.parametrize(("size", "engines"), [(8, 4), (16, 2), (32, 1)])
 def test_engines_over_nodes_have_all_of_their_gpus(size: int, engines: int) -> None:
     found = layout(4, 8, {"tensor_parallel_size": size})

@@ -72,6 +72,64 @@ def test_a_repair_of_six_settings_is_found_where_fewer_would_change_more() -> No
     assert {change.key: change.value for change in found.changes}["rollout.max_prompt_length"] == 40960 - 4096
 
 
+FEW = {"model": {"path": "Qwen/Qwen3-4B"}, "cluster": {"gpus_per_node": 8, "gpu": "H100"}}
+UNEVEN = {"global_batch_size": 500, "num_generations": 6}
+TOO_MUCH = {"engine": {"gpu_memory_utilization": 1.2}}
+
+
+@pytest.mark.parametrize(("nodes", "batch_size"), [(1, 504), (2, 480)])
+def test_every_value_of_a_repair_is_the_nearest_beside_the_others(nodes: int, batch_size: int) -> None:
+    """With fewer data-parallel ranks, which memory needs, more batch sizes are whole than with those of the config."""
+    raw: dict[str, Any] = {
+        **FEW,
+        "cluster": {**FEW["cluster"], "nodes": nodes},
+        "batch": UNEVEN | {"micro_batch_size": 4},
+        "rollout": {"max_response_length": 8192},
+    }
+    for rollout in (raw["rollout"], raw["rollout"] | TOO_MUCH):
+        sizes = [
+            change.value
+            for fix in repair.offered(from_dict(raw | {"rollout": rollout}))
+            for change in fix.changes
+            if change.key == "batch.global_batch_size"
+            and any(one.key == "parallel.tensor_model_parallel_size" for one in fix.changes)
+        ]
+        assert sizes[:1] == [batch_size], sizes
+
+
+def test_a_warning_that_goes_makes_up_for_none_that_comes() -> None:
+    """More updates of a rollout are no part of a repair, though with one update the plan warns of the clip range."""
+    found = repair.offered(from_dict({**FEW, "batch": UNEVEN, "rollout": TOO_MUCH}))
+    assert found and not any(change.key == "batch.steps_per_generation" for fix in found for change in fix.changes)
+    assert "batch.global_batch_size=480" in str(found[0])
+
+
+SIZES = {f"parallel.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model")}
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "parallel"),
+    [
+        ("Qwen/Qwen3-235B-A22B", 16, {"tensor_model": 4, "pipeline_model": 4, "expert_model": 8}),
+        ("Qwen/Qwen3-235B-A22B", 16, {"tensor_model": 2, "pipeline_model": 8, "expert_model": 4}),
+        ("Qwen/Qwen3-30B-A3B", 2, {"tensor_model": 2, "pipeline_model": 1, "expert_model": 8}),
+        ("Qwen/Qwen2.5-72B", 4, {"tensor_model": 8, "pipeline_model": 2}),
+    ],
+)
+@pytest.mark.parametrize("budget", [None, 1000])
+def test_sizes_that_can_be_kept_are_kept(model: str, nodes: int, parallel: dict[str, int], budget: int | None) -> None:
+    raw = {
+        "model": {"path": model},
+        "cluster": {"nodes": nodes, "gpus_per_node": 8, "gpu": "H100"},
+        "parallel": {f"{name}_parallel_size": size for name, size in parallel.items()},
+        "rollout": {"max_response_length": 8192},
+        "batch": {"global_batch_size": 512, "micro_batch_tokens": budget},
+    }
+    offered = repair.offered(from_dict(raw))
+    kept = [fix for fix in offered if SIZES.isdisjoint(change.key for change in fix.changes) and not fix.left]
+    assert kept and kept[0] is offered[0], [*map(str, offered)]
+
+
 RANDOM_FAULTS: list[tuple[str, str, list[Any]]] = [
     ("batch", "num_generations", [3, 5, 7, 9, 11]),
     ("batch", "micro_batch_tokens", [100, 1000, 2000]),
@@ -148,11 +206,11 @@ def test_a_setting_that_is_changed_twice_is_told_from_its_first_value(monkeypatc
     assert found is not None and [(one.before, one.value) for one in found.changes] == [(7, 4)]
 
 
-@pytest.mark.parametrize(("minutes", "signal"), [(2, 120), (2, 300), (5, 300), (60, 7200)])
+@pytest.mark.parametrize(("minutes", "signal"), [(2, 120), (2, 300), (5, 300), (60, 7200), (2, 130)])
 def test_a_job_that_is_proposed_has_time_to_work(minutes: int, signal: int) -> None:
     slurm = {"time_minutes": minutes, "signal_seconds": signal}
     first, *others = search.find(from_dict({"slurm": slurm}))
-    assert str(first) == f"slurm.time_minutes={3 * signal // 60}"
+    assert str(first) == f"slurm.time_minutes={-(-3 * signal // 60)}"
     for fix in (first, *others):
         slurm = slurm | {change.key.removeprefix("slurm."): change.value for change in fix.changes}
         assert slurm["time_minutes"] * 60 >= 3 * slurm["signal_seconds"], str(fix)
@@ -187,6 +245,14 @@ def test_no_node_is_proposed_that_nobody_builds() -> None:
         assert found and max(found) >= least and (least or max(found) <= 8), found
 
 
+def test_nodes_that_are_larger_than_a_board_may_be_proposed_where_one_has_them() -> None:
+    """Fifteen GPUs are a slip or a bad share of a node of sixteen: fourteen are nearer than the eight of a board."""
+    raw = {"batch": {"micro_batch_tokens": 4096, "global_batch_size": 224, "num_generations": 8}}
+    cluster, parallel = {"gpus_per_node": 15, "gpu": "H100"}, {"tensor_model_parallel_size": 2}
+    fixes = search.find(from_dict(raw | {"cluster": cluster, "parallel": parallel}))
+    assert "cluster.gpus_per_node=14" in [str(fix) for fix in fixes]
+
+
 def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
     """Nothing was said: no change of one setting leaves a node to train, and none was taken that left it uncounted."""
     cluster = {"nodes": 1, "gpus_per_node": 2, "gpu": "B300", "generation_nodes": 1}
@@ -198,6 +264,18 @@ def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
     assert "experts_need_sequence_parallel" in {item.rule for item in make_plan(config).broken}
     (found,) = repair.find_all(config)
     assert str(found) == "parallel.sequence_parallel=true" and found.left == ("generation_nodes_leave_some_to_train",)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_changes_of_which_one_is_enough_the_nearer_is_left(first: int) -> None:
+    """Each was made for a rule that the other one mends as well, once a third change is made."""
+    lengths = {"max_prompt_length": 1024, "max_response_length": 3074}
+    config = from_dict(faulty([]) | {"rollout": lengths})
+    near, far = Change("batch.micro_batch_tokens", 4096, 4098), Change("rollout.max_response_length", 3074, 1024)
+    assert near.distance < far.distance
+    changes = (near, far) if first else (far, near)
+    found = repair._needed(config, repair._Way(changes=changes), make_plan(repair._with(config, changes)), None)
+    assert found.changes == (near,) and found.left == ()
 
 
 def test_a_change_that_mends_alone_is_offered_alone() -> None:

@@ -1,7 +1,8 @@
 """A plan of a run whose solved prompts are retired. It takes a second.
 
-It would catch a pass rate that no group can have, one beside a teacher whose prompts teach although they are solved, a
-plan that shows the length of later epochs as if it were certain, and a setting in vain that is not told.
+It would catch a pass rate that no group can have, a number of right completions other than the one at which a run
+retires a prompt, a rate beside a teacher whose prompts teach although they are solved, a plan that shows the length of
+later epochs as if it were certain, and a setting in vain that is not told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 
 from gspo_hpc.config.changes import may_change
 from gspo_hpc.config.loader import ConfigError, from_dict, load
+from gspo_hpc.data.retired import retirements
 from gspo_hpc.planning.plan import make_plan
 
 BATCH = {"num_generations": 8, "global_batch_size": 512, "micro_batch_tokens": 8192}
@@ -51,6 +53,19 @@ def test_what_the_rate_means_for_a_group_and_how_a_run_may_end_are_said(rate: fl
     assert f"at a pass rate of {rate:g}, {right} of the 8 completions" in note
     assert re.search(r"ends before max_steps if fewer than the 64 of a rollout are left", note)
     assert not [one for one in plan(None).notes if "retired" in one]
+
+
+@pytest.mark.parametrize(("rate", "group"), [(0.28, 25), (0.07, 100), (0.55, 20), (0.9, 8), (0.3, 10), (1, 7)])
+def test_as_many_right_completions_as_the_plan_says_retire_a_prompt_and_one_less_does_not(
+    rate: float, group: int
+) -> None:
+    """Of floats 0.28 times 25 is a little above 7: the plan would say 8 of a rate with which 7 retire a prompt."""
+    found = plan(rate, batch={"num_generations": group, "global_batch_size": 10 * group, "micro_batch_tokens": 8192})
+    (told,) = [re.search(r"(\d+) of the (\d+) completions of a group", one) for one in found.notes if "retired" in one]
+    assert told is not None
+    right = int(told[1])
+    assert int(told[2]) == group and 0 < right <= group
+    assert retirements({0: right / group}, [3], 0, rate) and not retirements({0: (right - 1) / group}, [3], 0, rate)
 
 
 def test_a_run_of_one_epoch_retires_in_vain() -> None:

@@ -54,6 +54,9 @@ def test_every_setting_that_a_rule_names_is_tried(name: Any) -> None:
             assert tried.get(key), f"{name} names {key}, and no value of it is tried: {text}"
 
 
+SHARE = "gpu_memory_utilization"
+
+
 def run(**sections: Any) -> Config:
     """Return a run of 8 GPUs on each node."""
     base: dict[str, Any] = {
@@ -99,6 +102,29 @@ def test_lengths_that_fit_together_are_offered_where_neither_does_alone(prompt: 
     assert found
     lengths = given | found[0]
     assert 2048 < sum(lengths.values()) <= 4096
+
+
+@pytest.mark.parametrize(("name", "least"), [("max_num_batched_tokens", 1024), ("max_num_seqs", 32)])
+def test_the_smallest_number_of_an_engine_that_is_tried_is_offered_where_only_it_is_enough(
+    name: str, least: int
+) -> None:
+    """The share of the card is the smallest with which that number leaves room for a sequence."""
+
+    def engine(share: float, **numbers: int) -> Config:
+        return run(
+            cluster={"gpus_per_node": 8, "gpu": "H100"},
+            model={"path": "Qwen/Qwen2.5-7B"},
+            rollout={"max_response_length": 3072, "engine": {SHARE: share, **numbers}},
+        )
+
+    few, enough = 0.05, 0.5
+    while enough - few > 1e-5:
+        middle = (few + enough) / 2
+        few, enough = (few, middle) if make_plan(engine(middle, **{name: least})).valid else (middle, enough)
+    assert not make_plan(engine(enough, **{name: 2 * least})).valid
+    assert {f"rollout.engine.{name}": least} in [
+        {change.key: change.value for change in fix.changes} for fix in search.find(engine(enough))
+    ]
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen2.5-Math-7B", "Qwen/Qwen3-1.7B", "meta-llama/Llama-2-7b-hf"])

@@ -203,6 +203,16 @@ def test_ranks_that_share_an_expert_gather_each_others_tokens() -> None:
     assert found == pytest.approx(gathered / (device.node_bytes_per_s * rates.LINK))
 
 
+@pytest.mark.parametrize("experts", [2, 4, 8])
+def test_tokens_that_stay_on_their_node_are_sent_over_its_links_once(experts: int) -> None:
+    """Nodes with more GPUs than a group of experts has make none of it slower: there and back, to the other ranks."""
+    config, device = made("Qwen3-30B-A3B", 4, parallel={"expert_model_parallel_size": experts}), devices.find("H100")
+    model = sizes(config)
+    sent = 2 * 1000 * model.top_k * model.layers_with_experts * model.hidden * 2 * (experts - 1) / experts
+    found = passes._dispatching(model, config, passes.grid(config), device, 1000.0)
+    assert found == pytest.approx(sent / (device.node_bytes_per_s * rates.LINK))
+
+
 def test_tokens_that_leave_the_node_cost_more() -> None:
     within = _mixture(expert_model_parallel_size=8)
     over = _mixture(expert_model_parallel_size=32)

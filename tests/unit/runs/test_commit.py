@@ -438,31 +438,6 @@ def test_killed_at_every_system_call_the_newest_whole_one_always_loads(tmp_path:
     assert seen[0] == (("000020" if resaved else "000010"), "old")
 
 
-def test_what_its_writer_knows_of_a_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
-    staging = begin(tmp_path, 1)
-    (staging / "shard").write_bytes(b"abc")
-    (staging / "cursor.json").write_text("{}")
-    read: list[str] = []
-    digest = hashlib.file_digest
-
-    def note(file: Any, name: Any) -> Any:
-        read.append(Path(file.name).name)
-        return digest(file, name)
-
-    monkeypatch.setattr(hashlib, "file_digest", note)
-    path = commit(staging, 1, known={"shard": known})
-    assert read == ["cursor.json", "MANIFEST.json"] and verify(path) == []
-
-
-def test_a_file_of_another_size_than_was_written_is_not_committed(tmp_path: Path) -> None:
-    staging = begin(tmp_path, 1)
-    (staging / "shard").write_bytes(b"abc")
-    with pytest.raises(OSError, match="shard has 3 bytes, 4 were written"):
-        commit(staging, 1, known={"shard": {"size": 4, "sha256": ""}})
-    assert list_committed(tmp_path) == []
-
-
 def test_every_piece_of_a_file_that_is_verified_is_a_sign_of_life(tmp_path: Path) -> None:
     """The watcher takes a rank that hashes terabytes for hung without them."""
     staging = begin(tmp_path, 1)
