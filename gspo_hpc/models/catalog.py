@@ -23,6 +23,7 @@ _FOLDER = paths.PACKAGE / "models" / "configs"
 _VARIANT = re.compile(r"(-instruct|-base|-v0\.1)+$")  # Mixtral-8x7B-Instruct-v0.1
 _CHAT = re.compile(r"(-chat|-hf|-v1\.0)+$")  # Llama-2-7b-chat-hf, TinyLlama-1.1B-Chat-v1.0
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z])")
+_VERSION = re.compile(r"(v?\d+)(?:\.\d+)?")
 _SIZE_OR_ACTIVE = re.compile(r"-a?\d+(?:\.\d+)?[bm](?![a-z])")
 # Families as they are named inside other names, with the version that may follow, which is no size.
 _MENTION = re.compile(
@@ -130,7 +131,7 @@ class Kinship(IntEnum):
     """Nearness of two models by their names, the nearest first."""
 
     LINE = 0  # the same name but for the size
-    FAMILY = 1  # the same up to the first hyphen: Qwen3
+    FAMILY = 1  # the same family and generation: Qwen3, Llama-3.x
     MAKER = 2
     NONE = 3
 
@@ -140,10 +141,18 @@ def kinship(path: str, other: str) -> Kinship:
     names = [_plain(path), _plain(other)]
     if len({_SIZE_OR_ACTIVE.sub("", name) for name in names}) == 1:
         return Kinship.LINE
-    if len({name.split("-")[0] for name in names}) == 1:
+    if len({*map(_generation, names)}) == 1:
         return Kinship.FAMILY
     letters = {re.match("[a-z]*", name)[0] for name in names}  # type: ignore[index]  # it matches always
     return Kinship.MAKER if len(letters) == 1 else Kinship.NONE
+
+
+def _generation(name: str) -> tuple[str, str]:
+    """Return a family and its generation: (qwen3, ""), (llama, 3) of 3 to 3.3, (deepseek, v3), (deepseek, coder)."""
+    first, _, rest = name.partition("-")
+    second = "" if re.search(r"\d", first) else rest.partition("-")[0]
+    version = _VERSION.fullmatch(second)
+    return first, version[1] if version else "" if _SIZE.match(second) or re.match(r"\d+x\d", second) else second
 
 
 def nearest(path: str) -> str | None:

@@ -55,7 +55,7 @@ def no_layout(text: str, remedies: Sequence[str]) -> Iterator[RenderableType]:
         )
     else:
         tried = "More GPUs, other GPUs, engines over nodes and shorter responses were tried, alone and in pairs"
-        yield item("", f"{tried}, and so were smaller models; none is enough.")
+        yield item("", f"{tried}, and so were smaller models of its generation; none is enough.")
     yield from (item("  - ", remedy) for remedy in remedies)
 
 

@@ -103,6 +103,7 @@ class Reader:
         self.over = False  # an exit that ends nothing has been passed in the present block
         self.places: dict[str, int] = {}  # variables that the script sets anywhere -> first line that does
         self.own: tuple[list[Command], list[Command]] | None = None  # commands of jobs that are the script itself
+        self.chain = [script]  # files of the shells that are followed within each other
         self.submitting = False  # such a job is followed
         self.not_read: list[str] = []  # sentences on scripts that it starts and that are not followed
         self.required: list[str] = []  # sentences on variables without whose values it ends

@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 class SeveralRunsError(ValueError):
-    """A script starts several runs."""
+    """Several runs that one script starts."""
 
     def __init__(self, runs: Sequence[Found]) -> None:
         super().__init__(f"it starts {len(runs)} runs: leave one in the file")

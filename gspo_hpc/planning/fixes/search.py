@@ -300,14 +300,14 @@ class Search:
         return models[:1] + ([models[sizes.index(largest)]] if largest > _MUCH_LARGER * sizes[0] else [])
 
     def _like_a_remedy(self) -> list[Fix]:
-        """Return the models that fix the plan alone, where remedies name one that needs another layout, too.
+        """Return the models that fix the plan alone, where remedies name none, or one that needs another layout, too.
 
         They are of no farther kin than that one, or have no experts where it has, which suit other layouts. And they
         are not much smaller: the layout of the config may hold hardly anything.
         """
         changes = [change for fix in self.told.remedies for change in fix.changes if change.key == "model.path"]
         if not changes:
-            return []
+            return self._other_models()[:1]
         own, first = str(self.config.model.path), changes[0]
         least, kin = _AS_SMALL * self._parameters(first), catalog.kinship(own, first.value)
 

@@ -37,12 +37,12 @@ _MOST_NODES = 32  # times as many nodes as there are
 _MOST_OF_ENGINE = 4  # nodes of one engine
 _ENGINE = "rollout.tensor_parallel_size"
 _SHORTEST = 256  # tokens of a response
-_LARGER = 1.5  # times as large as one of the family, so that a model of another family is offered, too
 _PAIRS = 2  # that are offered
 _CUTS = 4  # layouts of which a repair is looked for, where every one breaks a rule
 _ROOM = 6  # pairs of a kind for which all layouts are looked at, at most: that takes seconds each
 _ALIKE = 8 * GIB  # of memory, within which cards are about equal
 _ROOMY = 100_000.0  # GB of a GPU with which no rule about memory is broken
+_LARGER = 1.5  # times as large as one of the same line, so that another one of its family is offered, too
 _LARGER_TRIED = 8  # changes that fit after one that may run out of memory, among which one that leaves more is wanted
 
 
@@ -78,9 +78,7 @@ _TENSORS_FIT = "with which the tensors of a layout fit, but not their fragmentat
 _LEAVES = "with which the best layout has room for fragmentation, too"
 _WORDS = {  # for a smaller model
     catalog.Kinship.LINE: "the largest smaller size of this model",
-    catalog.Kinship.FAMILY: "the largest of the smaller models whose names begin alike",
-    catalog.Kinship.MAKER: "the largest model of this maker",
-    catalog.Kinship.NONE: "the largest known model",
+    catalog.Kinship.FAMILY: "the largest smaller model of this family and generation",
 }
 
 Kind = Callable[[Config], Iterator[Idea]]  # yields changes, the one that is wanted most first
@@ -339,30 +337,33 @@ def _shorter_responses(config: Config) -> Iterator[Idea]:
 
 
 def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
-    """Return the largest smaller model that fits of the nearest kin, and the largest of all if that is much larger."""
-    names = candidates.models(config)
-    sizes, smaller = _sizes(config, names, asked), _smaller(config, names, asked)
+    """Return the largest smaller model that fits of the nearest kin, and the largest of its family if much larger.
+
+    A model of another family is no choice that memory makes.
+    """
+    own, sizes = str(config.model.path), _smaller(config, asked)
     best = cache(lambda path: _best(config, asked, {"model.path": path}))
 
-    def first(paths: Iterable[str], kinship: catalog.Kinship | None = None) -> list[Remedy]:
+    def first(paths: Iterable[str]) -> list[Remedy]:
         """Return the first of these models with which a layout fits, and one that leaves more."""
-        kin = ((path, catalog.kinship(str(config.model.path), path) if kinship is None else kinship) for path in paths)
-        return _with_larger(config, ((Idea({"model.path": path}, _WORDS[kind]), best(path)) for path, kind in kin))
+        words = ((path, _WORDS[catalog.kinship(own, path)]) for path in paths)
+        return _with_larger(config, ((Idea({"model.path": path}, text), best(path)) for path, text in words))
 
-    found = first(smaller)
+    found = first(sizes)
     if not found:
         return []
-    larger = [path for path in smaller if sizes[path] > _LARGER * sizes[found[0].changes["model.path"]]]
-    found += first(sorted(larger, key=lambda path: (-sizes[path], path)), catalog.Kinship.NONE)
+    larger = [path for path in sizes if sizes[path] > _LARGER * sizes[found[0].changes["model.path"]]]
+    found += first(sorted(larger, key=lambda path: (-sizes[path], path)))
     return [one for place, one in enumerate(found) if one.changes not in [other.changes for other in found[:place]]]
 
 
-def _smaller(config: Config, names: Iterable[str], asked: Asked | None = None) -> list[str]:
-    """Return those of these models that are smaller: those of the nearest kin first, the larger ones first."""
+def _smaller(config: Config, asked: Asked) -> dict[str, int]:
+    """Return the smaller models of this family and generation with their parameters: nearest kin first, then larger."""
     path, most = str(config.model.path), parameters.parameters(Search(config).arch)
-    sizes = _sizes(config, names, asked or Asked())
-    order = sorted(sizes, key=lambda name: (catalog.kinship(path, name), -sizes[name], name))
-    return [name for name in order if sizes[name] < most]
+    kin = {name: catalog.kinship(path, name) for name in candidates.models(config)}
+    sizes = _sizes(config, [name for name in kin if kin[name] <= catalog.Kinship.FAMILY], asked)
+    order = sorted(sizes, key=lambda name: (kin[name], -sizes[name], name))
+    return {name: sizes[name] for name in order if sizes[name] < most}
 
 
 def _sizes(config: Config, names: Iterable[str], asked: Asked) -> dict[str, int]:

@@ -179,6 +179,12 @@ def test_a_script_that_submits_itself_is_read_as_the_job(condition: str, tmp_pat
     assert found(text, tmp_path, run=text) == (2e-6, 4, 4)
 
 
+@pytest.mark.parametrize("start", ['bash "$0" $1', '"$0" $1', "nice ./run.sh $1"])
+def test_a_script_that_starts_itself_again_and_again_is_followed_a_few_times(start: str, tmp_path: Path) -> None:
+    text = f"read x\nif [ $x = a ]; then {start}; fi\nif [ $x = b ]; then {start} c; fi\n{RUN} 1e-6\n"
+    assert found(text, tmp_path, run=text)[0] == 1e-6
+
+
 def test_a_script_that_submits_itself_with_several_values_starts_several_runs(tmp_path: Path) -> None:
     loop = 'if [ -z "$SLURM_JOB_ID" ]; then\n  sbatch "$0" 1e-6\n  sbatch "$0" 2e-6\n  exit\nfi\n'
     text = f"{loop}{RUN} $1\n"

@@ -57,12 +57,43 @@ def test_a_smaller_model_is_the_largest_of_its_family_that_is_trained(model: str
     assert len(paths) == 1 + (found[0].risk == "may run out of memory")
 
 
-def test_larger_models_of_a_family_come_first_then_those_of_others() -> None:
+def test_other_sizes_come_first_then_larger_models_of_the_generation_and_no_others() -> None:
     config = made("Qwen3-32B", 1, 1)
-    names = remedies._smaller(config, candidates.models(config))
-    assert names[:2] == ["Qwen3-30B-A3B", "Qwen3-14B"] and all(name.startswith("Qwen3-") for name in names[:5])
+    names = list(remedies._smaller(config, remedies.Asked()))
+    assert names[:2] == ["Qwen3-30B-A3B", "Qwen3-14B"] and all(name.startswith("Qwen3-") for name in names)
     sizes = [size(with_value(config, "model.path", name)) for name in names]
     assert sizes[:5] == sorted(sizes[:5], reverse=True) and max(sizes) < size(config)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kin"),
+    [
+        ("Llama-3.1-70B", "Llama-3.2-3B", "FAMILY"),
+        ("meta-llama/Meta-Llama-3-70B", "Llama-3.1-8B", "FAMILY"),
+        ("Llama-3.1-70B", "Llama-2-7B", "MAKER"),
+        ("GLM-4.6", "GLM-4.5-Air", "FAMILY"),
+        ("Qwen2.5-Math-72B", "Qwen2.5-14B", "FAMILY"),
+        ("Qwen2-72B", "Qwen2.5-14B", "MAKER"),
+        ("Qwen3-32B", "Qwen3.5-4B", "MAKER"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-coder-6.7B", "MAKER"),
+        ("deepseek-ai/DeepSeek-V3.1", "DeepSeek-V3", "FAMILY"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-llm-7B", "MAKER"),
+        ("deepseek-ai/deepseek-coder-33b-instruct", "deepseek-coder-6.7B", "LINE"),
+        ("Kimi-K2", "Kimi-Dev-72B", "MAKER"),
+        ("Mixtral-8x7B", "Mistral-7B-v0.3", "NONE"),
+    ],
+)
+def test_models_are_of_one_family_if_they_are_of_one_generation(one: str, other: str, kin: str) -> None:
+    assert catalog.kinship(one, other).name == kin
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"), [("deepseek-ai/DeepSeek-V3", "L40S"), ("mistralai/Mixtral-8x7B-v0.1", "L40S")]
+)
+def test_a_model_of_which_no_smaller_one_of_its_generation_is_known_gets_none(model: str, gpu: str) -> None:
+    """For DeepSeek-V3, deepseek-coder-6.7B was offered, of an earlier generation, and Qwen2.5 besides."""
+    config = made(model, 1, 1, gpu)
+    assert offered(config) == [] and list(remedies._smaller(config, remedies.Asked())) == []
 
 
 def offered(config: Config) -> list[str]:
@@ -71,20 +102,19 @@ def offered(config: Config) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "gpu"),
-    [("Qwen/Qwen3-235B-A22B", "H100"), ("Qwen/Qwen2.5-72B-Instruct", "A100-40GB"), ("deepseek-ai/DeepSeek-V3", "L40S")],
+    [("Qwen/Qwen3-235B-A22B", "H100"), ("Qwen/Qwen2.5-72B-Instruct", "A100-40GB"), ("Llama-3.1-70B", "L40S")],
 )
 def test_the_largest_model_that_fits_is_offered_wherever_it_stands(model: str, gpu: str) -> None:
     """On one GPU only the smallest fit: the six largest were tried, and none was offered."""
     config = made(model, 1, 1, gpu)
     found = offered(config)
     fitting = {path: size(with_value(config, "model.path", path)) for path in candidates.models(config)}
-    fitting = {
-        path: count for path, count in fitting.items() if remedies._best(config, remedies.Asked(), {"model.path": path})
-    }
+    kin = {path: catalog.kinship(model, path) for path in fitting}
+    fitting = {path: count for path, count in fitting.items() if kin[path] <= catalog.Kinship.FAMILY
+               and remedies._best(config, remedies.Asked(), {"model.path": path})}  # fmt: skip
     assert found and set(found) <= fitting.keys()
     assert max(fitting.values()) <= remedies._LARGER * max(fitting[path] for path in found)
-    kin = {path: catalog.kinship(model, path) for path in fitting}
-    assert kin[found[0]] == min(kin.values())
+    assert kin[found[0]] == min(kin[path] for path in fitting)
     assert fitting[found[0]] == max(count for path, count in fitting.items() if kin[path] == kin[found[0]])
 
 
@@ -94,13 +124,13 @@ def test_the_largest_model_that_fits_is_offered_wherever_it_stands(model: str, g
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 2, ["deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"]),
         ("Qwen/Qwen2.5-Coder-32B-Instruct", 1, ["Qwen/Qwen2.5-Coder-3B-Instruct"]),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, ["Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-1.7B"]),
-        ("meta-llama/Llama-3.1-70B-Instruct", 4, ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-14B"]),
+        ("meta-llama/Llama-3.1-70B-Instruct", 4, ["meta-llama/Llama-3.1-8B-Instruct"]),
         ("models/Qwen2.5-Math-72B", 4, ["models/Qwen2.5-Math-7B", "models/Qwen2.5-14B"]),
     ],
 )
 def test_another_size_of_the_same_model_comes_first(model: str, gpus: int, names: list[str]) -> None:
-    """And the largest of all besides, where that is half as large again, or one that leaves more where the first may
-    run out of memory. What follows the size stays.
+    """And the largest of its family besides, where that is half as large again, or one that leaves more where the first
+    may run out of memory. What follows the size stays.
     """
     rollout = {"max_prompt_length": 512, "max_response_length": 2048}
     assert offered(made(model, 1, gpus, rollout=rollout)) == names

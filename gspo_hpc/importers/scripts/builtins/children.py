@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _OPTION = re.compile(r"[-+][A-Za-z]+|-|--.*")
 _VALUED = ("--rcfile", "--init-file")
 _COMMANDS = re.compile(r"-[a-z]*c")
+_MOST_WITHIN = 2  # times that a script which starts itself is followed
 _KEPT = "\ue000"  # stands for a $ that a here-document has behind a backslash
 _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion")
 _SHELL = re.compile(r"#![^\n]*\b(?:ba|da|)sh\b")
@@ -198,7 +199,9 @@ def is_script(text: str) -> bool:
 
 def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment) -> None:
     """Follow commands in a shell of their own, with these arguments and this environment."""
-    if not found.text or len(reader.frames) >= DEEPEST or not is_script(found.text):
+    path = path_of(reader, found.name) if found.name else ""
+    deep = len(reader.frames) >= DEEPEST or (path and reader.chain.count(path) > _MOST_WITHIN)
+    if not found.text or deep or not is_script(found.text):
         return
     try:
         tree = parse(found.text if found.name else "\n" * (found.line - 1) + found.text)
@@ -213,13 +216,15 @@ def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment
     if found.why:
         scope.sourced, scope.trapped = found.why, {"*": Unknown(found.why)}
     if found.name:  # a script of its own is $0, also for what it sources
-        scope.script, scope.here = path_of(reader, found.name), None
+        scope.script, scope.here = path, None
         reader.read.append(found.name)
     reader.frames, reader.functions, reader.loops = [None] * (len(reader.frames) + 1), {}, 0
+    reader.chain.append(path)
     try:
         apart(reader, tree.root_node.named_children, {} if found.why else dict(seen.values))
     except ValueError as error:
         raise type(error)(f"{found.name}: {error}" if found.name else str(error)) from None
+    reader.chain.pop()
     reader.frames, reader.functions, reader.loops = outer
     scope.arguments, scope.script, scope.here, scope.sourced, scope.trapped, scope.batch = kept
     reader.ended = ""
