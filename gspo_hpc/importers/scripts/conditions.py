@@ -152,6 +152,8 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     given = _text(word, scope)
     text = None if is_unset(given) else given
     if sign == "-v" and text is not None:
+        if "[" in text:  # an element of an array
+            return None
         found = scope.get(text)
         if found is None and text in ALWAYS:
             return True if text in SURE else None

@@ -19,7 +19,7 @@ from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER
-from gspo_hpc.importers.texts.uses import modules, named_files, programs
+from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -255,7 +255,7 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
 
 def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
     """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
-    words = command.words
+    words, command = command.words, handed_on.followed(command, launched)
     variables = {name: value for name, value in command.variables.items()
                  if not name.startswith("WANDB_") or name in command.exported}  # fmt: skip
     perhaps = {name: why for name in command.variables if (why := command.unknown.get(f"export {name}"))}

@@ -111,3 +111,11 @@ def test_arguments_behind_a_guard_against_set_u_are_named(way: str) -> None:
     found = convert(f"E=(--beta 0.2 --epsilon 0.1)\n{RUN} {way}\n").config
     assert (found.algorithm.kl_beta, found.algorithm.clip_low) == (0.2, 0.1)
     assert convert(f"E=()\n{RUN} {way}\n").config.algorithm.kl_beta == 0.04
+
+
+def test_env_enters_a_folder_for_one_command(tmp_path: Path) -> None:
+    for folder, beta in ((tmp_path, 0.7), (tmp_path / "s", 0.3)):
+        folder.mkdir(exist_ok=True)
+        (folder / "inner.sh").write_text(f"{RUN} --beta {beta}\n")
+    for script, rate in (("env -C s bash inner.sh", 0.3), ("env --chdir=s true\nbash inner.sh", 0.7)):
+        assert convert(f"{script}\n", folder=tmp_path, name="run.sh").config.algorithm.kl_beta == rate
