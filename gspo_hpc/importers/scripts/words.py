@@ -45,7 +45,8 @@ if TYPE_CHECKING:  # the parser is imported by read_script alone
 
 _HEAD = re.compile(rb"([#!]?)([A-Za-z_]\w*|\d+|[@*#])(?:\[([^\]]*)\])?")
 _OPERATOR = re.compile(rb":?[-=+?]|//?|##?|%%?|\^\^|,,|:")
-_ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$")  # a redirection of errors alone
+# A redirection of errors alone; cd writes nothing else.
+_ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$|^\s*cd\s[^<>]*\s(?:&>|>&?)\s*/dev/null(?:\s+2>&1)?\s*$")
 _QUOTES = re.compile(rb"['\"\\\\]")
 _IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
@@ -207,7 +208,7 @@ def _written(node: Node, scope: Scope) -> str | None:
         return outputs.called(commands[0][0], commands[0][1:], scope, _written)
     if any(words[0] in scope.shadowed for words in commands):
         return None
-    if len(commands) == 2 and commands[0][0] == "cd" and commands[1] == ["pwd"]:
+    if len(commands) == 2 and commands[0][0] == "cd" and commands[1][:1] == ["pwd"]:
         folder = [word for word in commands[0][1:] if word not in ("-P", "--")]
         return os.path.normpath(folder[0]) if len(folder) == 1 else None
     return outputs.output_of(commands[0], scope, evaluate) if len(commands) == 1 else None

@@ -119,3 +119,18 @@ def test_env_enters_a_folder_for_one_command(tmp_path: Path) -> None:
         (folder / "inner.sh").write_text(f"{RUN} --beta {beta}\n")
     for script, rate in (("env -C s bash inner.sh", 0.3), ("env --chdir=s true\nbash inner.sh", 0.7)):
         assert convert(f"{script}\n", folder=tmp_path, name="run.sh").config.algorithm.kl_beta == rate
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        '$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )',
+        '$(cd "$(dirname "${BASH_SOURCE[0]}")" >/dev/null 2>&1 && pwd -P)',
+        '$(cd -P "$(dirname "$0")" && pwd)',
+        '$(cd "$(dirname -- "$0")" 2>/dev/null && pwd)',
+    ],
+)
+def test_the_folder_of_the_script_is_known_in_its_usual_forms(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "e.sh").write_text("LR=2e-6\n")
+    found = convert(f'DIR="{folder}"\n. "$DIR/e.sh"\n{RUN} --learning_rate $LR\n', folder=tmp_path, name="run.sh")
+    assert not found.open and found.config.optimizer.lr == 2e-6

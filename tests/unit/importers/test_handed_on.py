@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.importers.convert import convert
+from gspo_hpc.importers.scripts.shell import follow
 
 RUN = "swift rlhf --rlhf_type grpo --model q --dataset a.jsonl --num_generations 8"
 
@@ -81,3 +82,39 @@ def test_a_config_of_this_package_has_its_keys(text: str, ours: bool) -> None:
     with pytest.raises(ValueError) as error:
         convert(text)
     assert ("a config of gspo_hpc already" in str(error.value)) == ours
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "LR=1e-6; export LR=2e-6 Y=$LR",
+        "export N=1; export N=2 Y=$((N*2))",
+        "f() { local x=$1 y=$x; Y=${y:-3e-6}; }; f 2e-6",
+        "x=5; f() { local x=$1 y=$x; Y=$y; }; f 2e-6",
+        "A=1 B=0; declare A=2 B=$A Y=$B$A",
+        "A=1; typeset -x A=2 Y=$A",
+        "A=1; readonly A=2 Y=$A",
+        "A=1 B=$A Y=$B",
+        "A=7; export A=$A:2 Y=$A",
+        "A=1; declare -i A=2+3 Y=A+1",
+        "A=(1 2); declare -a A=(3) Y=${A[0]}",
+        "Y=a; export Y+=b",
+        "f() { local Y=1; local Y=$Y$Y Z=$Y; Y2=$Y$Z; }; f; Y=$Y2",
+    ],
+)
+def test_a_declaration_expands_all_of_its_words_before_it_sets_one(script: str) -> None:
+    told = subprocess.run(["bash", "-c", f'{script}; echo "$Y"'], capture_output=True, text=True, check=True).stdout
+    (found,) = [one for one in follow(f"{script}\nswift $Y\n").commands if one.words[0] == "swift"]
+    assert " ".join(found.words[1:]) == told.strip()
+
+
+ONE, OTHER = f"{RUN} --beta 0.9", f"{RUN} --beta 0.2"
+
+
+@pytest.mark.parametrize("test", ["nvidia-smi | grep -q A100", "command -v nvcc", "grep -q a b", "which x"])
+def test_of_two_runs_one_does_not_vanish(test: str) -> None:
+    with pytest.raises(ValueError, match="2 runs"):
+        convert(f"{test} && {ONE} || {OTHER}\n")
+    for end in ("exit 1", "true", "{ echo failed; exit 1; }", "echo no", ":"):
+        found = convert(f"{test} && {ONE} || {end}\n")
+        assert found.config.algorithm.kl_beta == 0.9 and not found.open
