@@ -307,7 +307,7 @@ class Search:
         """
         changes = [change for fix in self.told.remedies for change in fix.changes if change.key == "model.path"]
         if not changes:
-            return self._other_models()[:1]
+            return self._other_models()[:1] if self.told.remedies else []  # a layout of this model is enough
         own, first = str(self.config.model.path), changes[0]
         least, kin = _AS_SMALL * self._parameters(first), catalog.kinship(own, first.value)
 
