@@ -63,6 +63,23 @@ def test_arguments_of_the_program_are_no_variables() -> None:
     assert found.config.cluster.gpus_per_node == 4
 
 
+@pytest.mark.parametrize(
+    ("start", "rate"),
+    [
+        ("srun env LR=2e-6 bash i.sh", 2e-6),
+        ("nice env LR=2e-6 ./i.sh", 2e-6),
+        ("timeout 9 env -u LR bash i.sh", 1e-6),
+        ("srun --export=ALL,LR=2e-6 bash i.sh", 2e-6),
+        ("srun -u bash i.sh", 3e-6),
+        ("docker run -e LR=2e-6 image bash i.sh", 2e-6),
+    ],
+)
+def test_a_script_behind_a_launcher_sees_it_too(start: str, rate: float, tmp_path: Path) -> None:
+    (tmp_path / "i.sh").write_text(f"{RUN} --learning_rate ${{LR:-1e-6}}\n")
+    found = convert(f"export LR=3e-6\n{start}\n", folder=tmp_path, name="run.sh")
+    assert (found.config.optimizer.lr, found.open) == (rate, ())
+
+
 @pytest.mark.parametrize("condition", ["[[ -v m[a] ]]", "[[ -v m[b] ]]"])
 def test_whether_an_element_of_an_array_is_set_is_not_known(condition: str) -> None:
     found = convert(f"declare -A m; m[a]=1; LR=2e-6; {condition} && LR=3e-6\n{RUN} --learning_rate $LR\n")
