@@ -14,7 +14,6 @@ from gspo_hpc.importers.scripts.builtins import (
     defaults,
     demands,
     emptied,
-    folders,
     launchers,
     options,
     reading,
@@ -26,6 +25,7 @@ from gspo_hpc.importers.scripts.conditions import compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
 from gspo_hpc.importers.scripts.handlers import trap
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
+from gspo_hpc.importers.scripts.places import enter
 from gspo_hpc.importers.scripts.scope import REST, Reference, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.words import subscript_of, text_of, words_of
 
@@ -98,7 +98,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case "alias":
             reader.aliases |= {word.partition("=")[0] for word in rest}
         case "cd" | "pushd" | "popd":
-            folders.enter(scope, name, rest)
+            enter(scope, name, rest)
         case "export" | "declare" | "typeset" | "local" | "readonly" | "unset":  # written as "export", say
             for word in rest:
                 key = re.split(r"[\[+=]", word)[0]

@@ -1,18 +1,20 @@
-"""Find the files that a script names: beside it, or from the root of the repository in which it lies."""
+"""Find the files that a script names: in the folder of its commands, beside it, or at the root of its repository."""
 
 from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
 
 # What a path may begin with that stands for a folder around the script.
 _HERE = re.compile(r"^(\$\(pwd\)|\$\{?PWD\}?|\$\{?SLURM_SUBMIT_DIR\}?|\$\(git\.\.\.\))/")
 _TOPS = (".git", "LICENSE", "LICENSE.txt", "LICENSE.md", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LARGEST = 1 << 20  # bytes
+FOLDER = "folder of commands"  # among the values of a scope, as a name that no variable can have
+_OF_CD = ("-L", "-P", "-e", "-@", "--")
 
 
 def plain_path(name: str) -> str:
@@ -84,3 +86,25 @@ def there(name: str, script: str) -> bool | None:
     if not folder or is_unset(name) or not os.path.normpath(name).startswith(os.path.join(folder, "")):
         return None
     return os.path.isfile(name)
+
+
+def enter(scope: Scope, name: str, rest: Sequence[str]) -> None:
+    """Follow cd or one of its like; relative to a folder that is not known, only an absolute one is known again."""
+    scope.values.pop("PWD", None)
+    scope.values.pop("OLDPWD", None)
+    scope.values[FOLDER] = _after(scope.values.get(FOLDER, ""), name, [word for word in rest if word not in _OF_CD])
+
+
+def _after(before: Value, name: str, words: Sequence[str]) -> Value:
+    to = words[0] if len(words) == 1 and name != "popd" else "-"
+    if is_unset(to) or to.startswith(("-", "+", "~")):
+        return Unknown("is not known before the script runs")
+    if os.path.isabs(to) or isinstance(before, str):
+        return os.path.normpath(os.path.join(before if isinstance(before, str) else "", to))
+    return before
+
+
+def folder_of(scope: Scope) -> str:
+    """Return the folder, relative to that in which the script was started; "" for that one, and if it is not known."""
+    held = scope.values.get(FOLDER, "")
+    return held if isinstance(held, str) and held != "." else ""

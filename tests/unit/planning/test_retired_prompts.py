@@ -59,7 +59,7 @@ def test_what_the_rate_means_for_a_group_and_how_a_run_may_end_are_said(rate: fl
 def test_as_many_right_completions_as_the_plan_says_retire_a_prompt_and_one_less_does_not(
     rate: float, group: int
 ) -> None:
-    """Of floats 0.28 times 25 is a little above 7: the plan would say 8 of a rate with which 7 retire a prompt."""
+    """Floats make 0.28 times 25 a little more than 7: the plan would say 8 of a rate with which 7 retire a prompt."""
     found = plan(rate, batch={"num_generations": group, "global_batch_size": 10 * group, "micro_batch_tokens": 8192})
     (told,) = [re.search(r"(\d+) of the (\d+) completions of a group", one) for one in found.notes if "retired" in one]
     assert told is not None

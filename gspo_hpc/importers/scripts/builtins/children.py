@@ -8,13 +8,13 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.builtins import emptied, folders
+from gspo_hpc.importers.scripts.builtins import emptied
 from gspo_hpc.importers.scripts.builtins.calls import DEEPEST, path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, settled
 from gspo_hpc.importers.scripts.heredocs import text_with_values
 from gspo_hpc.importers.scripts.parse import Document, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import text_at
+from gspo_hpc.importers.scripts.places import FOLDER, text_at
 from gspo_hpc.importers.scripts.scope import REST, Scope, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 from gspo_hpc.importers.scripts.words import text_of
@@ -185,8 +185,8 @@ def environment(reader: Reader) -> Environment:
         ):
             seen[key] = value if exported else Unknown("is perhaps not exported")
             seen[f"export {key}"] = "1"
-    if folders.KEY in scope.values:
-        seen[folders.KEY] = scope.values[folders.KEY]
+    if FOLDER in scope.values:
+        seen[FOLDER] = scope.values[FOLDER]
     for key in scope.exported - scope.values.keys() if any(reader.frames) else ():
         seen[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
     return Environment(seen)

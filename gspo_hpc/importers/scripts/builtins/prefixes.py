@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts.builtins import folders
+from gspo_hpc.importers.scripts.places import FOLDER, enter
 from gspo_hpc.importers.scripts.scope import is_unset
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _without_options(reader: Reader, words: list[str], given: set[str]) -> list[
         elif option.startswith(("-u", "--u")):
             _take_away(reader, [value], given)
         elif option.startswith(("-C", "--c")):
-            folders.enter(reader.scope, "cd", [value])
-            given.add(folders.KEY)
+            enter(reader.scope, "cd", [value])
+            given.add(FOLDER)
     return words
 
 
