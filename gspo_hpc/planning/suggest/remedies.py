@@ -337,17 +337,14 @@ def _shorter_responses(config: Config) -> Iterator[Idea]:
 
 
 def _smaller_models(config: Config, asked: Asked) -> list[Remedy]:
-    """Return the largest smaller model that fits of the nearest kin, and the largest of its family if much larger.
-
-    A model of another family is no choice that memory makes.
-    """
+    """Return the largest smaller model that fits of the nearest kin, and the largest of its family if much larger."""
     own, sizes = str(config.model.path), _smaller(config, asked)
     best = cache(lambda path: _best(config, asked, {"model.path": path}))
 
     def first(paths: Iterable[str]) -> list[Remedy]:
         """Return the first of these models with which a layout fits, and one that leaves more."""
-        words = ((path, _WORDS[catalog.kinship(own, path)]) for path in paths)
-        return _with_larger(config, ((Idea({"model.path": path}, text), best(path)) for path, text in words))
+        ideas = (Idea({"model.path": path}, _WORDS[catalog.kinship(own, path)]) for path in paths)
+        return _with_larger(config, ((idea, best(idea.changes["model.path"])) for idea in ideas))
 
     found = first(sizes)
     if not found:
