@@ -29,6 +29,8 @@ _EQUAL = ("=", "==", "!=")
 _FAILING = frozenset((*_NUMBERS, *_EQUAL)) - {"-ne", "!="}
 _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
 
+_GIVES_UP = re.compile(r"[\s({]*(?:exit|return|true|false|:|echo|printf|continue|break|die|fail|error|warn)\b|[\s({]*:")
+
 
 def _text(node: Node, scope: Scope) -> str:
     """Return the text of a word in a condition, in which expansions may be left; what is not set is empty."""
@@ -147,11 +149,21 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
     return compare(_text(words[0], scope), source_of(words[1]), _text(words[2], scope))
 
 
+def otherwise(node: Node) -> bool:
+    """Tell whether `a && b` stands in `a && b || c`, where c is more than an end or a message."""
+    around = node.parent
+    if around is None or around.type != "list" or around.children[0].id != node.id or around.children[1].type != "||":
+        return False
+    return _GIVES_UP.match(source_of(around.children[-1])) is None
+
+
 def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     """Tell whether a test of one word holds, None if that is not known."""
     given = _text(word, scope)
     text = None if is_unset(given) else given
     if sign == "-v" and text is not None:
+        if "[" in text:  # an element of an array
+            return None
         found = scope.get(text)
         if found is None and text in ALWAYS:
             return True if text in SURE else None

@@ -14,6 +14,7 @@ from gspo_hpc.importers.scripts.builtins import (
     defaults,
     demands,
     emptied,
+    folders,
     launchers,
     options,
     reading,
@@ -97,8 +98,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case "alias":
             reader.aliases |= {word.partition("=")[0] for word in rest}
         case "cd" | "pushd" | "popd":
-            scope.values.pop("PWD", None)
-            scope.values.pop("OLDPWD", None)
+            folders.enter(scope, name, rest)
         case "export" | "declare" | "typeset" | "local" | "readonly" | "unset":  # written as "export", say
             for word in rest:
                 key = re.split(r"[\[+=]", word)[0]
@@ -160,7 +160,7 @@ def assign(reader: Reader, node: Node) -> None:
         value = _with_element(reader, held, source_of(name)[len(key) + 1 : -1], text, adds) or lost
     elif given is not None and given.type == "array":
         items = [word for item in given.named_children if item.type != "comment"
-                 for word in settled(words_of(item, scope))]  # fmt: skip
+                 for word in settled(words_of(item, scope, files=True))]  # fmt: skip
         keyed = [re.fullmatch(r"\[(.*?)\]=(.*)", item, re.DOTALL) for item in items]
         if any(keyed):
             pairs = {match[1]: match[2] for match in keyed if match}
@@ -280,7 +280,7 @@ def declare(reader: Reader, node: Node) -> bool:
     frame = next((held for held in reversed(reader.frames) if held is not None), None)  # of the function, in eval too
     local = kind == "local" or (kind in ("declare", "typeset") and "g" not in flags)
     scope = reader.scope
-    line = line_of(node)
+    line, begun = line_of(node), dict(scope.values)
     for child in _written_out(reader, [child for child in given if source_of(child)[:1] not in ("-", "+")]):
         known = child.type == "variable_assignment"
         for text in [source_of(child)] if known else _names_in(reader, [child], kind):
@@ -315,7 +315,7 @@ def declare(reader: Reader, node: Node) -> bool:
             if "A" in flags and not isinstance(scope.get(key), dict):
                 scope.set(key, {})
             if known:
-                assign(reader, child)
+                _assign_as_before(reader, child, key, begun)
             elif equals:
                 held = scope.get(key)
                 lost = Unknown(f"is changed in line {line} in a way that is not followed")
@@ -330,6 +330,22 @@ def declare(reader: Reader, node: Node) -> bool:
             if kind == "readonly" or "r" in flags:
                 scope.put_mark("readonly", key, True)
     return True
+
+
+def _assign_as_before(reader: Reader, node: Node, key: str, begun: dict[str, Value]) -> None:
+    """Follow an assignment of a declaration: all of its words are expanded before it sets any variable.
+
+    Bash sets arrays before that, and computes integers after it.
+    """
+    scope, now = reader.scope, reader.scope.values
+    begun = begun | {name: value for name, value in now.items() if isinstance(value, tuple | dict)}
+    begun = now if scope.mark("integer", key) is not False else begun
+    start = begun | {name: value for name, value in now.items() if not name.isidentifier()}
+    start.pop(key, None)
+    start |= {key: now[key]} if key in now else {}
+    scope.values = dict(start)
+    assign(reader, node)
+    scope.values = now | {name: value for name, value in scope.values.items() if start.get(name) != value}
 
 
 def _refer(reader: Reader, name: str, target: str, line: int) -> None:

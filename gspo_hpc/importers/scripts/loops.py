@@ -118,7 +118,7 @@ def _values(reader: Reader, node: Node, body: Node) -> list[str]:
             reader.scope.miss("@")
         return list(reader.scope.arguments)
     given = [child for child in node.named_children[1:] if child.id != body.id and child.type != "comment"]
-    return settled(word for child in given for word in words_of(child, reader.scope))
+    return settled(word for child in given for word in words_of(child, reader.scope, files=True))
 
 
 def _once(reader: Reader, node: Node, body: Node, name: str, certain: bool) -> None:

@@ -58,6 +58,12 @@ def find_file(name: str, script: Path | None) -> Path | None:
     return None
 
 
+def within(script: Path, folder: str) -> Path:
+    """Return a file beside which to look for those that commands in a folder name: the script itself if it has none."""
+    roots = [Path(folder)] if os.path.isabs(folder) else [root / folder for root in [*around(script.parent), Path()]]
+    return next((root / script.name for root in roots if folder and root.is_dir()), script)
+
+
 def around(folder: Path) -> list[Path]:
     """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none.
 

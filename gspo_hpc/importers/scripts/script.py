@@ -17,6 +17,7 @@ class Command:
     files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
     exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
     possible: bool = False  # it runs only if a condition holds that is not known
+    folder: str = ""  # in which it runs, relative to that in which the script was started; "" if it is not known
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
-from gspo_hpc.importers.scripts.builtins import defaults, demands, prefixes, required, sbatch
+from gspo_hpc.importers.scripts.builtins import defaults, demands, folders, prefixes, required, sbatch
 from gspo_hpc.importers.scripts.cases import follow_case
-from gspo_hpc.importers.scripts.conditions import holds
+from gspo_hpc.importers.scripts.conditions import holds, otherwise
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
+from gspo_hpc.importers.scripts.places import within
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
@@ -123,6 +124,11 @@ class Reader:
                     break
         return status
 
+    @property
+    def place(self) -> Path | None:
+        """The file beside which files are looked for: the script, or one in the folder where commands run now."""
+        return self.file and within(self.file, folders.of_commands(self.scope))
+
     def run(self, node: Node) -> bool | None:
         """Follow one statement; return whether it succeeds, None if that is not known."""
         self.count += 1
@@ -218,7 +224,8 @@ class Reader:
         arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
-        made = Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported, not self.certain)
+        where = folders.of_commands(scope)
+        made = Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported, not self.certain, where)
         (self.found if self.certain else self.possible).append(made)
 
     # -- simple commands
@@ -245,7 +252,8 @@ class Reader:
                 if part.type == "variable_assignment":
                     settings.append(part)
                 else:
-                    words += words_of(part, self.scope)
+                    counted = words[:1] == ["set"] or words[:1] and words[0] in self.functions
+                    words += words_of(part, self.scope, files=bool(counted))
         self.scope.empty = False
         before, batch = dict(self.scope.values) if settings or prefixes.stand(words) else None, self.scope.batch
         self.around = before
@@ -339,7 +347,8 @@ class Reader:
         if status is not None:
             return self.run(right) if status == (sign.type == "&&") else status
         tests = source_of(left).startswith("test ") or any(part.type in _CONDITIONS for part in (left, *left.children))
-        works = sign.type == "&&" and not tests  # a command before && is taken to succeed
+        # A command before && is taken to succeed, unless another one stands for where it does not.
+        works = sign.type == "&&" and not tests and not otherwise(node)
         goes_on = [[], [(left, sign.type == "||")]]
         self.alternatives([[right], []], line_of(node), certain=works, demands=goes_on)
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.expansion import braces, outputs, patterns
+from gspo_hpc.importers.scripts.expansion import braces, outputs, pathnames, patterns
 from gspo_hpc.importers.scripts.expansion.locals import after_locals
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
@@ -45,7 +45,8 @@ if TYPE_CHECKING:  # the parser is imported by read_script alone
 
 _HEAD = re.compile(rb"([#!]?)([A-Za-z_]\w*|\d+|[@*#])(?:\[([^\]]*)\])?")
 _OPERATOR = re.compile(rb":?[-=+?]|//?|##?|%%?|\^\^|,,|:")
-_ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$")  # a redirection of errors alone
+# A redirection of errors alone; cd writes nothing else.
+_ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$|^\s*cd\s[^<>]*\s(?:&>|>&?)\s*/dev/null(?:\s+2>&1)?\s*$")
 _QUOTES = re.compile(rb"['\"\\\\]")
 _IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
@@ -57,9 +58,11 @@ def text_of(node: Node, scope: Scope) -> str:
     return "".join(piece.text + " " * piece.ends for piece in expand(node, scope))
 
 
-def words_of(node: Node, scope: Scope) -> list[str]:
-    """Return the words that one word of a script becomes."""
-    words = fields(list(expand(node, scope)), scope.separators)
+def words_of(node: Node, scope: Scope, *, files: bool = False) -> list[str]:
+    """Return the words that one word of a script becomes; `files`: how many files a pattern has matters."""
+    pieces = list(expand(node, scope))
+    words = fields(pieces, scope.separators)
+    words = pathnames.found(words, pieces) if files else words
     active = list(active_parts(node))
     whole = len(active) == 1 and source_of(node).strip().strip('"') == source_of(active[0]).strip()
     if len(words) > 1 and is_open(words) and active and not whole:
@@ -205,7 +208,7 @@ def _written(node: Node, scope: Scope) -> str | None:
         return outputs.called(commands[0][0], commands[0][1:], scope, _written)
     if any(words[0] in scope.shadowed for words in commands):
         return None
-    if len(commands) == 2 and commands[0][0] == "cd" and commands[1] == ["pwd"]:
+    if len(commands) == 2 and commands[0][0] == "cd" and commands[1][:1] == ["pwd"]:
         folder = [word for word in commands[0][1:] if word not in ("-P", "--")]
         return os.path.normpath(folder[0]) if len(folder) == 1 else None
     return outputs.output_of(commands[0], scope, evaluate) if len(commands) == 1 else None
@@ -317,6 +320,10 @@ def _braces(node: Node, raw: str, scope: Scope, quoted: bool) -> Iterator[Piece]
     kind = "" if sign is None else sign[0].decode()
     if whole and kind == ":":
         yield from part_of(name, whole, "".join(piece.text for piece in given()), raw, scope, quoted)
+        return
+    same = rest[sign.end() if sign else 0 :].strip(b'"').decode("utf-8", "replace")
+    if whole and kind[-1:] == "+" and same in (f"${{{name}[@]}}", f"${name}"):  # the elements, if there are any
+        yield from _parameter(name, subscript, same, scope, quoted or rest.endswith(b'"'))
         return
     if whole:
         yield from with_default(name, whole, kind, given, raw, scope, quoted)

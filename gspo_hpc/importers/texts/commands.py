@@ -13,13 +13,13 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
-from gspo_hpc.importers.scripts.places import find_file
+from gspo_hpc.importers.scripts.places import find_file, within
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER
-from gspo_hpc.importers.texts.uses import modules, named_files, programs
+from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -56,7 +56,7 @@ def from_command(
 
     `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
     """
-    words = command.words
+    words, place = command.words, within(place, command.folder)
     if words and os.path.basename(words[0]) in TOOLS:
         return None
     theirs = programs.of_swift(command, place, source)
@@ -255,7 +255,7 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
 
 def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
     """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
-    words = command.words
+    words, command = command.words, handed_on.followed(command, launched)
     variables = {name: value for name, value in command.variables.items()
                  if not name.startswith("WANDB_") or name in command.exported}  # fmt: skip
     perhaps = {name: why for name in command.variables if (why := command.unknown.get(f"export {name}"))}

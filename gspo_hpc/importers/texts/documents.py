@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, keys
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
 from gspo_hpc.importers.scripts.places import find_file, plain_path, written_text
@@ -49,7 +49,7 @@ def from_yaml(
 
     `folder` and `name`: of its file; `text`: its text, for the comments in it.
     """
-    if raw and all(key in Config.model_fields for key in raw) and any(isinstance(own, Mapping) for own in raw.values()):
+    if _is_ours(raw):
         raise ValueError("it is a config of gspo_hpc already, so there is nothing to convert: gspo-hpc plan FILE")
     if _is_accelerates(raw):
         raise ValueError("this is accelerate's config; convert takes the GRPOConfig, and --gpus N for num_processes")
@@ -70,6 +70,14 @@ def from_yaml(
         return of_grpo(run, name, folder, asked, comments)
     values, variables, left = swift_values(values)
     return Found(of_swift(values, source), values, variables, [], left=left)
+
+
+def _is_ours(raw: Mapping[Any, Any]) -> bool:
+    """Tell whether a mapping is a config of this package: its sections, and half or more of their keys."""
+    if not raw or not all(key in Config.model_fields for key in raw):
+        return False
+    inner = [f"{section}.{name}" for section, own in raw.items() if isinstance(own, Mapping) for name in own]
+    return bool(inner) and 2 * sum(key in keys() for key in inner) >= len(inner)
 
 
 def of_grpo(found: Found, name: str, folder: Path, asked: str | None, comments: str = "") -> Found:

@@ -85,10 +85,11 @@ def find(search: Search, *, remedies: bool = True) -> Suggested:
     if best is None:
         return Suggested(remedies=tuple(_remedies(search))) if remedies else Suggested()
     cut = any(best[key] != value_of(search.config, key) for key in _SIZES)
-    fixes = [
-        _needed(search, kept) if kept is not None and (cut or not remedies) else None,
-        _fix(search, best) if cut or remedies else None,
-    ]
+    fixes = [_needed(search, kept)] if kept is not None and (cut or not remedies) else []
+    if remedies:
+        fixes.append(_fix(search, best))
+    elif cut:  # a step of a repair, and not all that is wrong
+        fixes.append(_needed(search, best))
     return Suggested(layout=tuple(fix for fix in fixes if fix is not None))
 
 
@@ -102,7 +103,7 @@ def _remedies(search: Search) -> Iterator[Fix]:
 
 
 def _needed(search: Search, settings: Mapping[str, Any]) -> Fix | None:
-    """Return these settings as a fix, without those that the plan does not need."""
+    """Return these settings as a fix, without those that the plan does not need, and each as near as it can be."""
     fix = _fix(search, settings)
     if fix is None:
         return None
@@ -111,7 +112,7 @@ def _needed(search: Search, settings: Mapping[str, Any]) -> Fix | None:
         less = _fix(search, rest)
         if less is not None and less.distance < fix.distance:
             fix = less
-    return fix
+    return search.nearer(fix)
 
 
 def _fix(search: Search, settings: Mapping[str, Any]) -> Fix | None:

@@ -95,6 +95,16 @@ def test_engines_may_have_all_gpus_of_a_node_that_only_generates(engines: int, s
     assert not plan.broken and plan.layout["num_engines"] == engines
 
 
+@pytest.mark.parametrize(("interval", "told"), [(3, False), (4, False), (5, True), (8, True)])
+def test_checkpoints_further_apart_than_rollouts_are_warned_of(interval: int, told: bool) -> None:
+    """Nothing is saved while a rollout is sampled ahead, which is all but once in a rollout."""
+    words = ["rollout.max_staleness=1", "batch.steps_per_generation=4", f"checkpoint.interval={interval}"]
+    found = make_plan(load(PRESET, [*APART, *words])).warnings
+    assert (
+        any(f"checkpoint.interval ({interval}) is above the updates of a rollout (4)" in text for text in found) == told
+    )
+
+
 def test_one_rollout_ahead_is_run_and_more_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", str(PRESET), *APART, "rollout.max_staleness=1"]) == 3
     page = " ".join(capsys.readouterr().out.split())

@@ -17,8 +17,10 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import paths
 from gspo_hpc.config.loader import load
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning import layouts
+from gspo_hpc.planning.estimates import memory
+from gspo_hpc.planning.estimates.phases import HEADROOM
 from gspo_hpc.planning.suggest import batches
 
 PRESET = paths.PACKAGE.parent / "configs" / "qwen2.5_7b_tp2.yaml"
@@ -53,6 +55,19 @@ def test_the_smallest_update_that_reaches_nine_tenths_of_the_best(
     assert found.value == size
     gain = f"{rates[size] / rates[64] - 1:.0%} more tokens a second than with 64"
     assert found.reason.startswith("enough: 1024 completions" if size == 64 else gain)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpu"), [("30b_a3b_ep8", "H100"), ("30b_a3b_ep8", "H20"), ("8b_tp2_cp4_32k", "H100")]
+)
+def test_a_larger_budget_leaves_as_much_of_the_gpu_as_the_layout_or_what_peaks_need(preset: str, gpu: str) -> None:
+    """With larger micro-batches steps are shorter, until a peak ends the run."""
+    search = layouts.Search(load(PRESET.parent / f"qwen3_{preset}.yaml", [f"cluster.gpu={gpu}"]))
+    for one in search.ranked(2):
+        (budget,) = (item for item in batches.advise(search, one) if item.key == "batch.micro_batch_tokens")
+        changed = replace(one.config, batch=replace(one.config.batch, micro_batch_tokens=budget.value))
+        left = memory.estimate(search.arch, changed, search.device).headroom
+        assert left >= min(HEADROOM, one.memory.headroom)
 
 
 def test_the_page_states_the_share(project: Path) -> None:

@@ -133,3 +133,16 @@ def test_what_evaluates_is_one_of_the_rewards() -> None:
     (broken,) = plan.broken
     assert broken.message == "eval.reward (exact) must be one of reward.functions: number_match, length"
     assert make_plan(from_dict({"eval": {"reward": "exact"}})).valid  # no rewards are given yet
+
+
+@pytest.mark.parametrize(("iterations", "steps", "rest"), [(1, 10, 2), (2, 10, 2), (3, 10, 10), (2, 16, 0), (1, 16, 0)])
+def test_a_run_that_ends_within_a_rollout_says_so(iterations: int, steps: int, rest: int) -> None:
+    """A rollout has four updates in each iteration."""
+    batch = {"global_batch_size": 8, "num_generations": 4, "steps_per_generation": 4, "num_iterations": iterations}
+    notes = make_plan(from_dict({"batch": batch, "run": {"max_steps": steps}})).notes
+    (told, *_) = [text for text in notes if text.startswith("max_steps (")] or [""]
+    assert (
+        told.startswith(f"max_steps ({steps}) ends the run after {rest} of the {4 * iterations} updates")
+        if rest
+        else not told
+    )

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.data.records import Completion, Group, Prompt
-from gspo_hpc.runs.journal import Journal, read_journals, retire
+from gspo_hpc.data.turns import TurnRecord
+from gspo_hpc.runs.journal import Journal, read_journals, read_turns, retire
 
 ROOT = Path(__file__).parents[3]
 PRINT = "policy-a"
@@ -205,6 +206,27 @@ def test_append_syncs_before_it_returns(tmp_path: Path, monkeypatch: pytest.Monk
     journal.append([make_group(0), make_group(1)])
     journal.close()
     assert sizes == [journal.path.stat().st_size]
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept"),
+    [([], [0, 1, 2, 3, 4]), ([1], [0]), ([1, 2], [0]), ([3], [0, 1, 2]), ([0], []), ([4], [0, 1, 2, 3])],
+)
+def test_turns_behind_a_damaged_one_do_not_count(lost: list[int], kept: list[int], tmp_path: Path) -> None:
+    """Put together without it, a conversation would go on behind answers to a message that nobody knows."""
+    journal = Journal(tmp_path, 0, fingerprint=PRINT, rollout=0)
+    tokens, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32)
+    for number in range(5):
+        journal.append_turns(
+            [TurnRecord(7, 1, number, 0, tokens, logprobs, f"message {number}", "stop", 0, None, "yes", 0.0, False)]
+        )
+    journal.close()
+    path = tmp_path / "rank-0000.turns"
+    header, *written = path.read_bytes().splitlines(keepends=True)
+    for number in lost:
+        written[number] = b"0" + written[number][1:] if written[number][:1] != b"0" else b"1" + written[number][1:]
+    path.write_bytes(header + b"".join(written))
+    assert [turn.turn for turn in read_turns(tmp_path, PRINT).get((7, 1), [])] == kept
 
 
 def test_retire_deletes_only_older_rollouts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.builtins import emptied
+from gspo_hpc.importers.scripts.builtins import emptied, folders
 from gspo_hpc.importers.scripts.builtins.calls import DEEPEST, path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, settled
@@ -130,7 +130,7 @@ def of_file(reader: Reader, name: str, program: str) -> Commands:
     if is_unset(name):
         raise NotReadError(f"{starts}, and its name is known only when the script runs: convert that script itself")
     try:
-        text = text_at(name, reader.file, reader.written)
+        text = text_at(name, reader.place, reader.written)
     except (ValueError, OSError) as error:
         raise NotReadError(f"{starts}: {error}") from None
     if text is None:
@@ -185,6 +185,8 @@ def environment(reader: Reader) -> Environment:
         ):
             seen[key] = value if exported else Unknown("is perhaps not exported")
             seen[f"export {key}"] = "1"
+    if folders.KEY in scope.values:
+        seen[folders.KEY] = scope.values[folders.KEY]
     for key in scope.exported - scope.values.keys() if any(reader.frames) else ():
         seen[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
     return Environment(seen)

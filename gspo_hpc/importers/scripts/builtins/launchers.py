@@ -21,6 +21,11 @@ _PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ray|ssh|echo|
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _OWN_NAME = re.compile(r"\$\{?(?:0|BASH_SOURCE)")  # it is not the name of the script in such a shell
 
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OPTION = re.compile(r"-e|-x|--env|--setenv|-E|--unset|-u")  # of docker, mpirun, systemd-run and env, with a value
+_ATTACHED = re.compile(r"(--env|--setenv|--export|--unset|-e|-u)=?(.+)", re.DOTALL)
+_ASSIGNING = ("env", "sudo")  # take assignments as words of their own
+
 
 def text_of_shell(words: Sequence[str]) -> str:
     """Return the commands that a launcher gives to a shell with -c, an empty text if it starts none."""
@@ -57,12 +62,12 @@ def launched(reader: Reader, words: list[str], line: int) -> None:
         elif places:
             given = words[places[0] :]
             if reader.document is not None or any(map(_SCRIPT.search, given)):
-                children.shell(reader, given, line, _environment(reader, words))
+                children.shell(reader, given, line, _environment(reader, words[: places[0]]))
         elif _SCRIPT.search(words[0]):
             children.run(reader, children.of_file(reader, words[0], ""), words[1:], children.environment(reader))
         elif (at := _script(reader, words)) is not None:
             found = children.of_file(reader, words[at], words[0])
-            children.run(reader, found, words[at + 1 :], _environment(reader, words))
+            children.run(reader, found, words[at + 1 :], _environment(reader, words[:at]))
     except children.NotReadError as error:
         children.lost(reader, error)
 
@@ -74,7 +79,7 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
     for at, word in enumerate(words):
         if _PROGRAM.fullmatch(word.rpartition("/")[2]):
             break
-        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.file) is not None:
+        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.place) is not None:
             return at
     return None
 
@@ -82,7 +87,36 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
 def _environment(reader: Reader, words: Sequence[str]) -> children.Environment:
     """Return what a shell behind a launcher has in its environment: that of most launchers is not known."""
     place = reader.scope.place
+    given, gone = handed_on(words)
     passes = words[0].rpartition("/")[2] in _PASSING and not any(word.startswith("--export") for word in words)
-    if passes:
-        return children.environment(reader)
-    return children.Environment({}, sourced=f"may be set by {words[0]}, which starts a script in {place}")
+    seen = children.environment(reader) if passes else None
+    if seen is None:
+        seen = children.Environment({}, sourced=f"may be set by {words[0]}, which starts a script in {place}")
+    lost = {*gone, *(f"export {name}" for name in gone)}
+    values = {name: value for name, value in seen.values.items() if name not in lost} | given
+    return seen._replace(values=values | {f"export {name}": "1" for name in given})
+
+
+def handed_on(words: Sequence[str]) -> tuple[dict[str, str], set[str]]:
+    """Return the variables that the words before a program set for it, and those that they take away."""
+    given, gone = dict[str, str](), set[str]()
+    program = ""
+    for at, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        before = words[at - 1] if at else ""
+        if name in _ASSIGNING or (program == "" and at == 0):
+            program = name
+        elif match := _ASSIGNMENT.fullmatch(word):
+            if program in _ASSIGNING or _OPTION.fullmatch(before):
+                given[match[1]] = match[2]
+        elif program == "env" and before in ("-u", "--unset") and word.isidentifier():
+            gone.add(word)
+        elif match := _ATTACHED.fullmatch(word):
+            option, value = match[1], match[2]
+            if option == "--export":
+                given |= {found[1]: found[2] for part in value.split(",") if (found := _ASSIGNMENT.fullmatch(part))}
+            elif option in ("--unset", "-u"):
+                gone |= {value} if program == "env" and value.isidentifier() else set()
+            elif found := _ASSIGNMENT.fullmatch(value):
+                given[found[1]] = found[2]
+    return given, gone - given.keys()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts.builtins import folders
 from gspo_hpc.importers.scripts.scope import is_unset
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def _without_options(reader: Reader, words: list[str], given: set[str]) -> list[
             given.update(filter(str.isidentifier, reader.scope.values))
         elif option.startswith(("-u", "--u")):
             _take_away(reader, [value], given)
+        elif option.startswith(("-C", "--c")):
+            folders.enter(reader.scope, "cd", [value])
+            given.add(folders.KEY)
     return words
 
 

@@ -156,7 +156,7 @@ def _text(
         why = children.ambiguous(reader, "sbatch") if ambiguous else ""
         return children.Commands(command["wrap"], line=line, why=why), ()
     if rest:
-        here = "*" not in command or find_file(rest[0], reader.file) is not None
+        here = "*" not in command or find_file(rest[0], reader.place) is not None
         return children.of_file(reader, rest[0] if here else command["*"], "sbatch"), rest[1:]
     with not_yet(reader):
         return children.of_input(reader, "sbatch", line), ()

@@ -42,6 +42,7 @@ def output_of(words: Sequence[str], scope: Scope, evaluate: Callable[[str, Scope
         return None if value is None else str(value)
     if name == "printf" and words and not words[0].startswith("-") and not _are_patterns(words[1:]):
         return _formatted(*words)
+    words = words[1:] if words[:1] == ["--"] else words
     if any(word.startswith("-") for word in words):
         return None
     if name == "basename" and len(words) in (1, 2):
