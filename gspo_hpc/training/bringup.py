@@ -96,9 +96,12 @@ def set_threads(config: Config) -> None:
         torch.set_num_threads(config.cluster.threads_per_rank)
     cpu = config.cluster.platform == "cpu"
     if cpu or derived.deterministic_kernels(config):
-        # On GPUs an operation without such an algorithm ends the run; with warnings only, torch's FlashAttention would
-        # go on adding gradients in the order in which they arrive.
-        torch.use_deterministic_algorithms(True, warn_only=cpu)
+        if cpu:  # the other function would import torch's compiler, of which nothing is used here: a second of a start
+            torch.set_deterministic_debug_mode("warn")
+        else:
+            # An operation without such an algorithm ends the run; with warnings only, torch's FlashAttention would go
+            # on adding gradients in the order in which they arrive.
+            torch.use_deterministic_algorithms(True)
         settings: Any = torch.utils.deterministic
         settings.fill_uninitialized_memory = False  # helps to find bugs, and costs a twentieth of an update
 
