@@ -118,6 +118,7 @@ def test_a_variable_that_env_takes_away_is_no_variable_of_the_program(tmp_path: 
         (f"LR=2e-6\nsbatch <<END\n{JOB.replace('$', chr(92) + '$')} $LR\nEND", (2e-6, 2, 8)),
         (f"ID=$(sbatch --parsable <<'END'\n{JOB} $LR\nEND\n)\necho $ID", (8e-6, 2, 8)),
         (f"cat <<'END' | sbatch\n{JOB} $LR\nEND", (8e-6, 2, 8)),
+        (f"sbatch --export=ALL,LR=5e-6 <<'END'\n{JOB} $LR\nEND", (5e-6, 2, 8)),
         (f"cat > job.sh <<'END'\n{JOB} $1\nEND\nsbatch --export=NONE job.sh 5e-6", (5e-6, 2, 8)),
         ('job() { sbatch --export="ALL,LR=$1" inner.sh; }\njob 7e-6', (7e-6, 2, 4)),
     ],
@@ -142,6 +143,9 @@ def test_lines_of_sbatch_count_before_the_first_command_only(tmp_path: Path) -> 
         ("sbatch --export-file=vars.env inner.sh", "$LR may be set by sbatch in line 1, whose --export is not known"),
         ('read x\nsbatch --wrap "LR=3e-6; Y=$x; ' + RUN + ' \\$LR"', "$LR stands in the commands that sbatch gives to"),
         (f"read x\nbash <<END\nLR=3e-6\nY=$x\n{RUN} \\$LR\nEND", "$LR stands in the commands that bash gives to a"),
+        ("LR=3e-6\n[ -d /data ] && export LR\nbash inner.sh", "$LR is perhaps not exported"),
+        ("export LR=3e-6\nsudo bash inner.sh", "$LR is set in line 1, but not on the way that is followed"),
+        ("sudo bash inner.sh", "$LR may be set by sudo, which starts a script in line 1"),
         ("docker run image bash inner.sh", "$LR may be set by docker, which starts a script in line 1"),
         ("srun --export=NONE ./inner.sh", "$LR may be set by srun, which starts a script in line 1"),
     ],
@@ -177,6 +181,19 @@ def test_a_script_that_submits_itself_is_read_as_the_job(condition: str, tmp_pat
     hand_in = f"if {condition}; then\n  sbatch -N 4 --export=ALL,LR=2e-6 $0 go\n  exit\nfi\n"
     text = f"#!/bin/bash\n#SBATCH --gres=gpu:4\n{hand_in}{SIZES} {RUN} ${{LR:-1e-6}}\n"
     assert found(text, tmp_path, run=text) == (2e-6, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID"])
+def test_a_job_has_its_number_under_both_names(name: str, tmp_path: Path) -> None:
+    inner = f'#!/bin/bash\nLR=1e-6\n[ -n "${name}" ] && LR=2e-6\n{RUN} $LR\n'
+    assert found("sbatch inner.sh", tmp_path, inner=inner)[0] == 2e-6
+
+
+@pytest.mark.parametrize(("start", "nodes"), [("env -u SLURM_NNODES", 1), ("env -i", 1), ("env -u A", 9), ("", 9)])
+def test_sizes_that_slurm_sets_can_be_taken_away(start: str, nodes: int, tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=9 --gres=gpu:4\n"
+    inner = f"NNODES=${{SLURM_NNODES:-1}} NPROC_PER_NODE=8 {RUN} 1e-6\n"
+    assert found(f"{head}{start} bash inner.sh\n", tmp_path, inner=inner)[1] == nodes
 
 
 @pytest.mark.parametrize("start", ['bash "$0" $1', '"$0" $1', "nice ./run.sh $1"])
