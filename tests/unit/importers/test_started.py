@@ -17,6 +17,7 @@ from gspo_hpc.importers.scripts.shell import follow
 RUN = "megatron rlhf --rlhf_type grpo --model q --num_generations 8 --lr"
 SIZES = "NNODES=${SLURM_NNODES:-1} NPROC_PER_NODE=$SLURM_GPUS_ON_NODE"
 INNER = f"#!/bin/bash\n#SBATCH -N 2 --gres=gpu:h100:4  # a node each\n{SIZES} {RUN} ${{LR:-1e-6}}\n"
+PYTHON = f"#!/usr/bin/env python3\nrun {RUN} 1e-6\n"  # whatever stands in it
 JOB = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --export=ALL,LR=8e-6\nNNODES=$SLURM_NNODES NPROC_PER_NODE=8 " + RUN
 
 
@@ -222,12 +223,25 @@ def test_a_script_that_submits_itself_with_several_values_starts_several_runs(tm
         ("cat <<'END' | sed s/1/2/ | bash\n" + RUN + " 1e-6\nEND", "line 1: the commands that bash reads from its"),
         ("bash two.sh", "line 2 of two.sh starts gone.sh with sh, which is not at hand"),
         ("bash bad.sh", "bad.sh is not followed: line 1: "),
+        (
+            "sbatch prep.sh",
+            "line 1 starts prep.sh, which is no script of bash or sh by its first line: convert prep.sh",
+        ),
+        ("echo\n./prep.sh", "line 2 starts ./prep.sh, which is no script of bash or sh by its first line: convert ./p"),
+        ("srun prep.sh", "line 1 starts prep.sh, which is no script of bash or sh by its first line: convert prep.sh"),
+        ("sbatch <<END\n" + PYTHON + "END", "line 1 starts a text, which is no script of bash or sh by its first line"),
     ],
 )
 def test_a_refusal_names_what_was_not_followed_and_the_way_out(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        of(text, tmp_path, two="true\nsh gone.sh\n", bad="if x; then\n")
+        of(text, tmp_path, two="true\nsh gone.sh\n", bad="if x; then\n", prep=PYTHON)
     assert str(caught.value).startswith(f"no run of ms-swift, verl or TRL is recognised; {why}")
+
+
+@pytest.mark.parametrize(("start", "rate"), [("bash prep.sh", 1e-6), ("./prep.sh", 2e-6), ("sbatch prep.sh", 2e-6)])
+def test_the_first_line_names_the_program_where_none_is_given(start: str, rate: float, tmp_path: Path) -> None:
+    more = "" if start.startswith("bash") else f"\n{RUN} 2e-6\n"
+    assert found(f"{start}{more}", tmp_path, prep=PYTHON)[0] == rate
 
 
 def test_files_that_a_script_changes_on_the_way_are_not_read_as_they_were(tmp_path: Path) -> None:

@@ -191,16 +191,20 @@ def environment(reader: Reader) -> Environment:
     return Environment(seen)
 
 
-def is_script(text: str) -> bool:
-    """Tell whether a file is a shell script by its first line; one without such a line may be."""
-    return not text.startswith("#!") or _SHELL.match(text) is not None
+def by_first_line(reader: Reader, found: Commands) -> Commands:
+    """Return a script that its first line starts. Raises NotReadError where that names another program than a shell."""
+    if found.text.startswith("#!") and _SHELL.match(found.text) is None:
+        name = found.name or "a text"
+        why = f"starts {name}, which is no script of bash or sh by its first line: convert {found.name or 'it'} itself"
+        raise NotReadError(f"{reader.scope.place} {why}")
+    return found
 
 
 def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment) -> None:
     """Follow commands in a shell of their own, with these arguments and this environment."""
     path = path_of(reader, found.name) if found.name else ""
     deep = len(reader.frames) >= DEEPEST or (path and reader.chain.count(path) > _MOST_WITHIN)
-    if not found.text or deep or not is_script(found.text):
+    if not found.text or deep:
         return
     try:
         tree = parse(found.text if found.name else "\n" * (found.line - 1) + found.text)

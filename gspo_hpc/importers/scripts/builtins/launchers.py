@@ -115,9 +115,10 @@ def _followed(reader: Reader, words: list[str], line: int) -> None:
             if reads or any(map(_SCRIPT.search, given)):
                 children.shell(reader, given, line, _environment(reader, words[: places[0]]))
         elif _SCRIPT.search(words[0]):
-            children.run(reader, children.of_file(reader, words[0], ""), words[1:], children.environment(reader))
+            found = children.by_first_line(reader, children.of_file(reader, words[0], ""))
+            children.run(reader, found, words[1:], children.environment(reader))
         elif (at := _script(reader, words)) is not None:
-            found = children.of_file(reader, words[at], words[0])
+            found = children.by_first_line(reader, children.of_file(reader, words[at], words[0]))
             children.run(reader, found, words[at + 1 :], _environment(reader, words[:at]))
     except children.NotReadError as error:
         children.lost(reader, error)

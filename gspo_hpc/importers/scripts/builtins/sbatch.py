@@ -143,6 +143,7 @@ def submitted(reader: Reader, words: Sequence[str], line: int) -> None:
         return
     try:
         found, given = _text(reader, command, rest, line)
+        found = children.by_first_line(reader, found)
         lines = {} if "wrap" in command else _lines(found.text)
         itself = bool(found.name) and path_of(reader, found.name) == str(reader.file)
         sizes = _sizes(lines) | (dict.fromkeys(_SIZES) if "*" in command else _sizes(command))
