@@ -1,4 +1,4 @@
-"""Conditions of scripts, each held against bash itself: every operator where it holds, and where it does not (2 s)."""
+"""Conditions of scripts, each held against bash itself: every operator where it holds, and where it does not (6 s)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders in which commands run, and patterns of file names, which only the machine of a run can tell (3 s).
+"""Folders in which commands run, and patterns of file names, which only the machine of a run can tell (5 s).
 
 It would catch a file that is read in another folder than bash reads it in, and a pattern that counts as one file.
 """

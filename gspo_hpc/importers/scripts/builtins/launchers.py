@@ -78,8 +78,10 @@ def _in_folder(reader: Reader, words: Sequence[str]) -> Iterator[None]:
     if _entered(words):
         reader.around = values if around is None else around
         reader.scope.values = values | moved(values, words)
-    yield
-    reader.scope.values, reader.around = values, around
+    try:
+        yield
+    finally:
+        reader.scope.values, reader.around = values, around
 
 
 def moved(values: Mapping[str, Value], words: Sequence[str]) -> dict[str, Value]:
