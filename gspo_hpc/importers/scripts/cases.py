@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.conditions import plain, plain_pattern
-from gspo_hpc.importers.scripts.expansion.patterns import matches
+from gspo_hpc.importers.scripts.conditions import fits, plain, plain_pattern
 from gspo_hpc.importers.scripts.parse import line_of, source_of
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ def _items(reader: Reader, node: Node) -> Iterator[Item]:
         known = [plain_pattern(pattern, reader.scope) for pattern in item.children[:closed] if pattern.is_named]
         matched: bool | None = "*" in known
         if not matched:
-            extended, any_case = (reader.scope.mark("option", name) for name in ("extglob", "nocasematch"))
-            found = [None if None in (subject, pattern) else matches(subject or "", pattern or "", extended, any_case)
+            extended = reader.scope.mark("option", "extglob")
+            found = [None if subject is None or pattern is None else fits(subject, pattern, reader.scope, extended)
                      for pattern in known]  # fmt: skip
             matched = True if True in found else None if None in found else False
             if goes_on and any("$" in source_of(pattern) for pattern in item.children[:closed]):

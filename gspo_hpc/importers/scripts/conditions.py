@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts.expansion.patterns import matches
+from gspo_hpc.importers.scripts.expansion.patterns import escaped, matches
+from gspo_hpc.importers.scripts.expansion.splitting import is_open
 from gspo_hpc.importers.scripts.parse import source_of
 from gspo_hpc.importers.scripts.places import there
 from gspo_hpc.importers.scripts.scope import ALWAYS, SURE, Scope, Unknown, is_launched, is_unset
@@ -28,6 +30,9 @@ _EQUAL = ("=", "==", "!=")
 # Without a value on one side [ ] is an error, and so false. -ne and != hold then in what a script is meant to do.
 _FAILING = frozenset((*_NUMBERS, *_EQUAL)) - {"-ne", "!="}
 _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
+
+# Functions that start-up files of a shell or a site define.
+_OF_SITES = re.compile(r"_?(?:module|ml|conda|mamba|micromamba|deactivate|spack|pyenv|nvm|load\w*)|_\w+")
 
 _GIVES_UP = re.compile(r"[\s({]*(?:exit|return|true|false|:|echo|printf|continue|break|die|fail|error|warn)\b|[\s({]*:")
 
@@ -91,11 +96,11 @@ def _in_double(words: list[Node], scope: Scope) -> bool | None:
     sign = source_of(words[1])
     left = _text(words[0], scope)
     if sign not in _EQUAL:
-        return compare(left, sign, _text(words[2], scope), double=True)
+        return compare(left, sign, _text(words[2], scope), scope, double=True)
     right = plain_pattern(words[2], scope)
     if is_unset(left) or right is None:
         return sign == "!=" if right == "" and _is_some(left) else None
-    held = matches(left, right, True, scope.mark("option", "nocasematch"))
+    held = fits(left, right, scope, True)
     return None if held is None else held == (sign != "!=")
 
 
@@ -109,6 +114,19 @@ def split_at(words: list[Node], sign: str) -> list[list[Node]]:
     parts: list[list[Node]] = [[]]
     for word in words:
         if source_of(word) == sign:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def _sides(words: list[Node], sign: str) -> list[list[Node]]:
+    """Return the words in [ ] between those that are -a or -o; with nothing before them, these are other tests."""
+    parts: list[list[Node]] = [[]]
+    for at, word in enumerate(words):
+        before = source_of(words[at - 1]) if at else ""
+        unary = at + 1 < len(words) and (before in ("-a", "-o") or (before == "!" and len(words) > 3))
+        if at and source_of(word) == sign and not unary:
             parts.append([])
         else:
             parts[-1].append(word)
@@ -132,7 +150,7 @@ def leaves(node: Node) -> Iterator[Node]:
 def _joined(words: list[Node], scope: Scope) -> bool | None:
     """Tell whether the words in brackets hold: -a binds tighter than -o. None for words that bash makes nothing of."""
     for sign in ("-o", "-a"):
-        if len(parts := split_at(words, sign)) > 1:
+        if len(parts := _sides(words, sign)) > 1:
             return _decided([_joined(part, scope) for part in parts], one=sign == "-o")
     if words and source_of(words[0]) == "!":
         inner = _joined(words[1:], scope)
@@ -146,7 +164,7 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
         return False if sign in _FAILING else _unary(sign, words[1], scope)  # nothing stands before it
     if len(words) != 3:
         return None
-    return compare(_text(words[0], scope), source_of(words[1]), _text(words[2], scope))
+    return compare(_text(words[0], scope), source_of(words[1]), _text(words[2], scope), scope)
 
 
 def otherwise(node: Node) -> bool:
@@ -164,25 +182,85 @@ def _unary(sign: str, word: Node, scope: Scope) -> bool | None:
     if sign == "-v" and text is not None:
         if "[" in text:  # an element of an array
             return None
-        found = scope.get(text)
-        if found is None and text in ALWAYS:
-            return True if text in SURE else None
-        if found is None and is_launched(text):
-            return None
-        return None if isinstance(found, Unknown) else found is not None
-    if sign in ("-f", "-e", "-r", "-s") and text is not None:
+        return is_set(text, scope)
+    if sign in ("-a", "-f", "-e", "-r", "-s") and text is not None:
         return there(text, scope.script)
     some = _is_some(given) if sign in ("-z", "-n") else None
     return None if some is None else some == (sign == "-n")
 
 
-def compare(left: str, sign: str, right: str, double: bool = False) -> bool | None:
+def is_set(name: str, scope: Scope) -> bool | None:
+    """Tell whether a variable is set, of an array whether its element 0 is; None where that is not known."""
+    held = scope.get(name)
+    if held is None and (name in ALWAYS or is_launched(name)):
+        return True if name in SURE else None
+    if isinstance(held, Unknown):
+        return None
+    if isinstance(held, tuple):
+        return None if is_open(held[:1]) else bool(held)
+    return "0" in held if isinstance(held, dict) else held is not None
+
+
+def are_declared(names: Iterable[str], scope: Scope) -> bool | None:
+    """Tell whether all of these variables are declared, as declare -p asks; None where that is not known."""
+    return _decided([_is_declared(name, scope) for name in names], one=False)
+
+
+def _is_declared(name: str, scope: Scope) -> bool | None:
+    """Tell whether a variable is declared, be it without a value (``declare -i N``, ``export N``)."""
+    if isinstance(scope.get(name), tuple | dict):  # also one without any element
+        return True
+    found = is_set(name, scope)
+    return None if found is False and any(key.endswith(f" {name}") for key in scope.values) else found
+
+
+def are_functions(names: Iterable[str], functions: Mapping[str, Node | None], scope: Scope) -> bool | None:
+    """Tell whether all of these names are functions, as declare -F asks; None where that is not known.
+
+    What sets up a shell or a site, and a file that is not read, may have defined one.
+    """
+    lost = bool(scope.sourced)
+    here = [functions[name] is not None or None if name in functions else None if lost or _OF_SITES.fullmatch(name)
+            else False for name in names]  # fmt: skip
+    return _decided(here, one=False)
+
+
+def fits(text: str, pattern: str, scope: Scope, extended: bool | None) -> bool | None:
+    """Tell whether a text matches a pattern, as in case and [[ ]]; None if that is not known."""
+    any_case = scope.mark("option", "nocasematch")
+    return None if _by_path(text, pattern, scope) else matches(text, pattern, extended, any_case)
+
+
+def _by_path(text: str, pattern: str, scope: Scope) -> bool:
+    """Tell whether a text matches a pattern by one path of a script alone, and a script may be started by any.
+
+    It always ends with the script's name, and so do others that are made of it, with theirs.
+    """
+    plain = re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
+    files = (scope.script, scope.main, scope.here or "")
+    for folder in sorted(filter(None, map(os.path.dirname, files)), key=len, reverse=True):
+        if folder in text and folder in plain:
+            return False
+        if folder in plain:
+            text, pattern = plain, escaped(text)
+        if folder in text and pattern:
+            first, _, rest = text.partition(folder)
+            pattern = pattern.removeprefix(escaped(first))
+            if pattern[:1] == "*":
+                ways = (folder + rest, f".{rest}", rest.removeprefix("/"))
+                return len({matches(way, pattern, True, False) for way in ways}) > 1
+            tail = re.sub(r"\\(.)", r"\1", re.split(r"(?<!\\)[*?\])]", pattern)[-1])
+            return rest.endswith(tail) or tail.endswith(rest)
+    return False
+
+
+def compare(left: str, sign: str, right: str, scope: Scope, double: bool = False) -> bool | None:
     """Tell whether a comparison holds, None if that is not known. `double`: it stands in [[ ]], and computes."""
     if is_unset(left) or is_unset(right):
         other = left if right == "" else right if left == "" else ""
         return sign == "!=" if sign in _EQUAL and _is_some(other) else None
     if sign in _EQUAL:
-        return (left == right) == (sign != "!=")
+        return None if _by_path(left, escaped(right), scope) else (left == right) == (sign != "!=")
     if sign in _NUMBERS and "" in (left, right):
         if not double:
             return False if sign in _FAILING else None

@@ -21,7 +21,7 @@ from gspo_hpc.importers.scripts.builtins import (
 )
 from gspo_hpc.importers.scripts.builtins.getopts import getopts
 from gspo_hpc.importers.scripts.builtins.reading import named_later
-from gspo_hpc.importers.scripts.conditions import compare
+from gspo_hpc.importers.scripts.conditions import are_declared, are_functions, compare
 from gspo_hpc.importers.scripts.expansion.splitting import is_open, settled
 from gspo_hpc.importers.scripts.handlers import trap
 from gspo_hpc.importers.scripts.parse import line_of, parse, source_of
@@ -106,6 +106,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
                     scope.set(key, Unknown(f"is changed in line {line} in a way that is not followed"))
                 elif is_unset(word):
                     reader.scope.lose_all(named_later(name, line), sets=name != "unset")
+        case "type" if rest and rest[0][:1] != "-":
+            return True if are_functions(rest, reader.functions, scope) else None  # it may be a program
         case "let":
             if any(map(calls.NAMED_LATER.match, rest)):
                 reader.scope.lose_all(named_later("let", line))
@@ -126,7 +128,7 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
         case _ if program == "sbatch":
             sbatch.submitted(reader, words, line)
         case "[" | "test" if len(rest) == 4 - (name == "test"):
-            return compare(rest[0], rest[1], rest[2])
+            return compare(rest[0], rest[1], rest[2], scope)
         case "test" if len(rest) == 2 and rest[0] in ("-n", "-z") and not is_unset(rest[1]):
             return bool(rest[1]) == (rest[0] == "-n")
         case _:
@@ -267,16 +269,19 @@ def _written_out(reader: Reader, nodes: Sequence[Node]) -> Iterator[Node]:
             yield parse(f"{lines}{key}{found[0][len(key) :]}={value}\n").root_node.named_children[0]
 
 
-def declare(reader: Reader, node: Node) -> bool:
+def declare(reader: Reader, node: Node) -> bool | None:
     """Follow declare, local, export and readonly."""
     kind = source_of(node.children[0])
     given = list(node.named_children)
     flags = "".join(text[1:] for child in given if (text := source_of(child)).startswith("-"))
     if set(flags) & set("fFp"):
+        names = list(_names_in(reader, [child for child in given if source_of(child)[:1] not in ("-", "+")], kind))
         if "f" in flags and (kind == "readonly" or "r" in flags):
-            for name in _names_in(reader, [child for child in given if source_of(child)[:1] != "-"], kind):
+            for name in names:
                 reader.scope.put_mark("readonly function", name, True)
-        return True
+        if set(flags) & set("fF"):
+            return are_functions(names, reader.functions, reader.scope)
+        return are_declared(names, reader.scope) if kind in ("declare", "typeset") else True
     frame = next((held for held in reversed(reader.frames) if held is not None), None)  # of the function, in eval too
     local = kind == "local" or (kind in ("declare", "typeset") and "g" not in flags)
     scope = reader.scope
@@ -312,6 +317,8 @@ def declare(reader: Reader, node: Node) -> bool:
                 continue
             if "i" in flags:
                 scope.put_mark("integer", key, reader.certain or None)
+            if not equals and not scope.mark("declared", key):
+                scope.put_mark("declared", key, True)
             if "A" in flags and not isinstance(scope.get(key), dict):
                 scope.set(key, {})
             if known:

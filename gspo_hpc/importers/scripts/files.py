@@ -98,6 +98,6 @@ def write(
 def _text_before(reader: Reader, path: str) -> str | None:
     """Return what a file has that is added to: nothing if it is not there, None where that is not known."""
     try:
-        return text_at(path, reader.place, reader.written) or ""
+        return text_at(path, reader.beside(path), reader.written) or ""
     except (OSError, ValueError):
         return None

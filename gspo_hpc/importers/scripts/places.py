@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
@@ -13,7 +13,12 @@ from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
 _HERE = re.compile(r"^(\$\(pwd\)|\$\{?PWD\}?|\$\{?SLURM_SUBMIT_DIR\}?|\$\(git\.\.\.\))/")
 _TOPS = (".git", "LICENSE", "LICENSE.txt", "LICENSE.md", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LARGEST = 1 << 20  # bytes
-FOLDER = "folder of commands"  # among the values of a scope, as a name that no variable can have
+# Among the values of a scope, as names that no variable can have: the folder of commands, and that in which sbatch was
+# called, if it is not the one in which the script was started.
+FOLDER, SUBMITTED = "folder of commands", "folder of submission"
+_PRESENT = re.compile(r"(?:\$\(pwd\)|\$\{?PWD\}?)(?:/|$)")
+_SUBMIT_DIR = re.compile(r"\$\{?SLURM_SUBMIT_DIR\b\}?(?:/|$)")
+_READ = (".yaml", ".yml", ".py")
 _OF_CD = ("-L", "-P", "-e", "-@", "--")
 
 
@@ -66,6 +71,17 @@ def within(script: Path, folder: str) -> Path:
     return next((root / script.name for root in roots if folder and root.is_dir()), script)
 
 
+def written_out(words: Sequence[str], values: Mapping[str, Value], script: Path | None) -> Iterator[str]:
+    """Yield the words of a command, with the paths of files in $SLURM_SUBMIT_DIR if it runs in another folder."""
+    submitted = folder_of(values, "$SLURM_SUBMIT_DIR")
+    apart = script is not None and submitted != folder_of(values)
+    for word in words:
+        option, equals, name = word.rpartition("=")
+        file = script if apart and _SUBMIT_DIR.match(name) and name.endswith(_READ) else None
+        found = find_file(name, within(file, submitted)) if file else None
+        yield f"{option}{equals}{found}" if found else word
+
+
 def around(folder: Path) -> list[Path]:
     """Return a folder and those above it, up to the root of its repository; only the folder if it lies in none.
 
@@ -90,21 +106,33 @@ def there(name: str, script: str) -> bool | None:
 
 def enter(scope: Scope, name: str, rest: Sequence[str]) -> None:
     """Follow cd or one of its like; relative to a folder that is not known, only an absolute one is known again."""
+    words = [word for word in rest if word not in _OF_CD]
+    scope.values |= moved(scope.values, words[0] if len(words) == 1 and name != "popd" else "-")
     scope.values.pop("PWD", None)
     scope.values.pop("OLDPWD", None)
-    scope.values[FOLDER] = _after(scope.values.get(FOLDER, ""), name, [word for word in rest if word not in _OF_CD])
 
 
-def _after(before: Value, name: str, words: Sequence[str]) -> Value:
-    to = words[0] if len(words) == 1 and name != "popd" else "-"
-    if is_unset(to) or to.startswith(("-", "+", "~")):
-        return Unknown("is not known before the script runs")
-    if os.path.isabs(to) or isinstance(before, str):
-        return os.path.normpath(os.path.join(before if isinstance(before, str) else "", to))
-    return before
+def moved(values: Mapping[str, Value], *folders: str) -> dict[str, Value]:
+    """Return the folders among the values of a scope, after these have been entered one by one."""
+    found = {name: values[name] for name in (FOLDER, SUBMITTED) if name in values}
+    for to in folders:
+        before = found.get(FOLDER, "")
+        if match := _SUBMIT_DIR.match(to):
+            before = found.get(SUBMITTED, "")
+        to = to[match.end() :] if (match := match or _PRESENT.match(to)) else to
+        if is_unset(to) or to.startswith(("-", "+", "~")):
+            found[FOLDER] = Unknown("is not known before the script runs")
+        elif os.path.isabs(to) or isinstance(before, str):
+            found[FOLDER] = os.path.normpath(os.path.join(before if isinstance(before, str) else "", to))
+        else:
+            found[FOLDER] = before
+    return found
 
 
-def folder_of(scope: Scope) -> str:
-    """Return the folder, relative to that in which the script was started; "" for that one, and if it is not known."""
-    held = scope.values.get(FOLDER, "")
+def folder_of(values: Mapping[str, Value], name: str = "") -> str:
+    """Return the folder in which a name is looked for, relative to that in which the script was started.
+
+    It is "" for that one, and if it is not known.
+    """
+    held = values.get(SUBMITTED if _SUBMIT_DIR.match(name) else FOLDER, "")
     return held if isinstance(held, str) and held != "." else ""

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import effects, files, heredocs
-from gspo_hpc.importers.scripts.builtins import defaults, demands, prefixes, required, sbatch
+from gspo_hpc.importers.scripts.builtins import defaults, demands, launchers, prefixes, required, sbatch
 from gspo_hpc.importers.scripts.cases import follow_case
 from gspo_hpc.importers.scripts.conditions import holds, otherwise
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import folder_of, within
+from gspo_hpc.importers.scripts.places import folder_of, within, written_out
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
@@ -54,9 +54,7 @@ def follow(
     """
     reader = Reader(folder, name, exits, sbatch.directives(text))
     reader.scope.presume(presumed)
-    for key, value in sbatch.exports(text).items():
-        reader.scope.set(key, value)
-        reader.scope.put_mark("export", key, True)
+    sbatch.begin(reader.scope, text)
     for match in _SETS.finditer(text):
         reader.places.setdefault(match[1], text.count("\n", 0, match.start(1)) + 1)
     try:
@@ -124,10 +122,9 @@ class Reader:
                     break
         return status
 
-    @property
-    def place(self) -> Path | None:
-        """The file beside which files are looked for: the script, or one in the folder where commands run now."""
-        return self.file and within(self.file, folder_of(self.scope))
+    def beside(self, name: str) -> Path | None:
+        """Return the file beside which a name is looked for: the script, or one in the folder where commands run."""
+        return self.file and within(self.file, folder_of(self.scope.values, name))
 
     def run(self, node: Node) -> bool | None:
         """Follow one statement; return whether it succeeds, None if that is not known."""
@@ -224,8 +221,9 @@ class Reader:
         arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
-        where = folder_of(scope)
-        made = Command(tuple(words), shown, unknown, might, dict(self.written), scope.exported, not self.certain, where)
+        where = folder_of(launchers.moved(scope.values, words))
+        words = tuple(written_out(words, scope.values, self.file))
+        made = Command(words, shown, unknown, might, dict(self.written), scope.exported, not self.certain, where)
         (self.found if self.certain else self.possible).append(made)
 
     # -- simple commands

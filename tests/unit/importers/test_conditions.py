@@ -1,14 +1,15 @@
-"""Conditions of scripts, each held against bash itself: every operator where it holds, and where it does not (2 s)."""
+"""Conditions of scripts, each held against bash itself: every operator where it holds, and where it does not (6 s)."""
 
 from __future__ import annotations
 
 import itertools
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from gspo_hpc.importers.convert import convert
-from gspo_hpc.importers.scripts.shell import read_script
+from gspo_hpc.importers.scripts.shell import follow, read_script
 
 NUMBERS = [f"[ {left} {sign} {right} ]" for sign in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
            for left, right in ((1, 2), (2, 2), (3, 2))]  # fmt: skip
@@ -89,6 +90,92 @@ def test_a_condition_holds_where_it_does_in_bash(condition: str) -> None:
         env={},
     )
     assert [item.words for item in read_script(script) if item.words[0] == "run"] == [("run", done.stdout.strip())]
+
+
+@pytest.mark.parametrize(
+    ("script", "known"),
+    [
+        ("[ -o errexit ] || X=2", False),
+        ("set -e; [ -o errexit ] && X=2", False),
+        ("[ a = b -o -o errexit ] || X=2", False),
+        ("[ -o errexit -a a = a ] || X=2", False),
+        ("test -o errexit || X=2", False),
+        ("[ -a /nope ] || X=2", False),
+        ("[ ! -o errexit ] && X=2", True),  # of three words -o joins two
+        ("[ a = a -o -o errexit ] && X=2", True),
+        ("[ -o ] && X=2", True),
+        ('[ "" -o x ] && X=2', True),
+        ("declare -A m=([a]=1); [[ -v m ]] && X=2", True),
+        ("declare -A m=([0]=1); [ -v m ] && X=2", True),
+        ("m=(); [[ -v m ]] && X=2", True),
+        ("m=(1); [[ -v m ]] && X=2", True),
+        ("m=(); declare -n r=m; [[ -v r ]] && X=2", True),
+        ("declare -p NOPE &> /dev/null || X=2", True),
+        ("typeset -p NOPE 2> /dev/null || X=2", True),
+        ("Q=1; declare -p Q && X=2", True),
+        ("Q=1; declare -p Q NOPE 2> /dev/null && X=2", True),
+        ("Q=1; unset Q; declare -p Q 2> /dev/null || X=2", True),
+        ("f() { local Q=1; }; f; declare -p Q 2> /dev/null || X=2", True),
+        ("declare -A Q; if declare -p Q; then X=2; fi", True),
+        ("declare -p PATH && X=2", True),
+        ("declare -p && X=2", True),
+        ("declare Q; declare -p Q && X=2", False),
+        ("export Q; declare -p Q && X=2", False),
+        ("source gone.sh; declare -p NOPE || X=2", False),
+        ("declare -F nofunc || X=2", True),
+        ("declare -f nofunc > /dev/null || nofunc() { X=2; }; nofunc", True),
+        ("export -f nofunc 2> /dev/null || X=2", True),
+        ("f() { :; }; declare -F f && X=2", True),
+        ("f() { :; }; typeset -f f nofunc || X=2", True),
+        ("f() { :; }; unset -f f; declare -f f || X=2", True),
+        ("if [ -n /x$Q ]; then f() { :; }; fi; declare -f f && X=2", True),
+        ("if [ -d /dev ]; then f() { :; }; fi; declare -F f && X=2", False),
+        ("declare -F module || X=2", False),
+        ("source gone.sh; declare -F nofunc || X=2", False),
+        ("f() { :; }; type f && X=2", True),
+        ("type nofunc &> /dev/null || X=2", False),
+        ("type ls && X=2", False),
+    ],
+)
+def test_what_a_shell_tells_of_itself_is_what_bash_says_or_not_known(script: str, known: bool) -> None:
+    text = f"X=1\n{script}\n"
+    done = subprocess.run(["bash", "-c", f'{text}echo "$X"'], capture_output=True, text=True, timeout=20, check=True)
+    (found,) = [item.words[1] for item in read_script(f"{text}swift $X\n") if item.words[0] == "swift"]
+    assert found == (done.stdout.split()[-1] if known else "$X")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        '[ "$0" = run.sh ] && X=2',
+        '[ run.sh != "$0" ] && X=2',
+        '[ "x$0" = xrun.sh ] && X=2',
+        '[ "$0" = bash -o "$0" = -bash ] && X=2',
+        '[ "$0" ] && [ "$0" != "" ] && X=2',
+        'test "$0" = ./run.sh && X=2',
+        "[[ $0 == run.sh ]] && X=2",
+        '[[ run.sh == "$0" ]] && X=2',
+        "[[ $0 == *run.sh && $0 != *bash ]] && X=2",
+        "[[ $0 == */* ]] && X=2",
+        "[[ $0 == *[st].sh ]] || X=2",
+        '[[ "${BASH_SOURCE[0]}" == "$0" ]] && X=2',
+        '[ "$(dirname "$0")" = . ] && X=2',
+        '[ "$(basename "$0")" = run.sh ] && X=2',
+        '[ "$(dirname "$0")/a.yaml" = "$(dirname "$0")/a.yaml" ] && [ a.yaml != "$(dirname "$0")/b.yaml" ] && X=2',
+        'case "$0" in ./*) X=2 ;; /*) X=3 ;; esac',
+        'case "$0" in bash | -bash) X=2 ;; *run.sh) X=3 ;; esac',
+    ],
+)
+def test_a_script_may_be_started_by_any_path(script: str, tmp_path: Path) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    (folder / "run.sh").write_text(f'X=1\n{script}\necho "$X"\n')
+    starts = ((folder, "run.sh"), (folder, "./run.sh"), (tmp_path, "some/run.sh"), (tmp_path, f"{folder}/run.sh"))
+    told = {subprocess.run(["bash", path], cwd=place, capture_output=True, text=True, check=True).stdout.strip()
+            for place, path in starts}  # fmt: skip
+    read = follow(f"X=1\n{script}\nswift $X\n", folder, "run.sh").commands
+    (found,) = [item.words[1] for item in read if item.words[0] == "swift"]
+    assert {found} == (told if len(told) == 1 else {"$X"})
 
 
 def test_what_looks_like_a_condition_in_a_text_stays_as_it_is() -> None:

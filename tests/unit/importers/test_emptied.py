@@ -14,6 +14,7 @@ VERL = (
 )
 TRL = "trl grpo --model_name_or_path q --dataset_name d --num_generations 8 --gradient_accumulation_steps 8 "
 FOLDER = "actor_rollout_ref.model.lora_adapter_path"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 LORA = RUN + "--tuner_type lora "
 
 
@@ -49,6 +50,7 @@ def told(text: str) -> list[str]:
         (f"{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=\"'$A'\"\n", FOLDER),
         (f'{VERL}actor_rollout_ref.model.lora_rank=8 "{FOLDER}=$A"\n', FOLDER),
         (f"{VERL}actor_rollout_ref.model.lora_rank=8 {FOLDER}=$A\n", FOLDER),
+        (f"{VERL}+actor_rollout_ref.rollout.engine_kwargs.vllm.tool-parser=$A\n", f"{ENGINE}.tool-parser"),
     ],
 )
 def test_an_argument_that_is_empty_by_a_variable_is_told(before: str, name: str, run: str, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Folders in which commands run, and patterns of file names, which only the machine of a run can tell (3 s).
+"""Folders in which commands run, and patterns of file names, which only the machine of a run can tell (5 s).
 
 It would catch a file that is read in another folder than bash reads it in, and a pattern that counts as one file.
 """
@@ -49,6 +49,122 @@ def test_files_are_those_of_the_folder_that_bash_is_in(script: str, tmp_path: Pa
         assert "LR=$(" in script and len(found.open) == 1
     else:
         assert found.config.optimizer.lr == float(told)
+
+
+# What Slurm does with folders: srun starts its program in the one that is named, and sbatch finds its script before.
+SRUN = """#!/bin/bash
+while [[ $1 == -* ]]; do
+  case $1 in -D | --chdir) cd "$2"; shift ;; --chdir=*) cd "${1#*=}" ;; -D*) cd "${1#-D}" ;; esac
+  shift
+done
+exec "$@"
+"""
+SBATCH = """#!/bin/bash
+while [[ $1 == -* ]]; do
+  case $1 in -D | --chdir) to=$2; shift ;; --chdir=*) to=${1#*=} ;; --wrap) wrap=$2; shift ;; esac
+  shift
+done
+if [ -n "$wrap" ]; then text=$wrap; elif [ -n "$1" ]; then text=$(< "$1"); else text=$(cat); fi
+line=$(sed -nE 's/^#SBATCH (-D |--chdir=)//p' <<< "$text")
+export SLURM_JOB_ID=1 SLURM_SUBMIT_DIR=$PWD
+cd "${to:-${line:-.}}" && exec bash -c "$text" "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "srun --chdir=s bash job.sh",
+        "srun -N1 -D s ./job.sh",
+        "srun -Ds/t job.sh",
+        "srun -D s bash < job.sh",
+        "srun --chdir s env -C t bash job.sh",
+        "srun -D s bash -c '. ./job.sh'",
+        "cd s; srun bash -c '. ./job.sh'",
+        "cd s; srun --chdir=$PWD/t bash job.sh",
+        "cd s; srun -D .. bash job.sh",
+        "cd s; cd $(pwd)/t; bash job.sh",
+        "nice env -C s ./job.sh",
+        "timeout 9 env --chdir=s bash job.sh",
+        "srun -D s true; bash job.sh",
+        "sbatch --chdir=s job.sh",
+        "sbatch -D s/t job.sh",
+        "cd s; sbatch -D t job.sh",
+        "cd s; sbatch --export=NONE job.sh",
+        "sbatch -D s --wrap 'bash job.sh'",
+        "sbatch -D s < job.sh",
+        "env -C s sbatch -D t job.sh",
+        "sbatch lines.sh",
+        "sbatch -D s/t lines.sh",
+        "sbatch -D s asks.sh",
+        "sbatch -D s goes.sh",
+    ],
+)
+def test_files_are_those_of_the_folder_that_slurm_enters(script: str, tmp_path: Path) -> None:
+    line = f"swift rlhf {RUN.removeprefix('swift rlhf')} --learning_rate $LR --beta"
+    for place, rate in ((".", 1), ("s", 2), ("s/t", 3)):
+        folder = tmp_path / place
+        folder.mkdir(exist_ok=True)
+        texts = {"e": f"LR={rate}e-6\n", "job": f"#!/bin/bash\n. ./e.sh\n{line} 0.{rate}\n"}
+        texts["lines"] = texts["job"].replace("bash\n", "bash\n#SBATCH --chdir=s\n#SBATCH -N 1\n")
+        texts["asks"] = texts["job"].replace(" ./", " $SLURM_SUBMIT_DIR/")
+        texts["goes"] = texts["job"].replace("\n.", "\ncd ${SLURM_SUBMIT_DIR}/s/t\n.")
+        for name, text in texts.items():
+            (folder / f"{name}.sh").write_text(text)
+            (folder / f"{name}.sh").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name, text in {"srun": SRUN, "sbatch": SBATCH, "swift": '#!/bin/bash\necho "${@: -3:1} ${@: -1}"\n'}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "run.sh").write_text(f"{script}\n")
+    path = f"{tmp_path}/bin:/usr/bin:/bin:."
+    done = subprocess.run(["bash", "run.sh"], cwd=tmp_path, capture_output=True, text=True, env={"PATH": path})
+    found = convert(f"{script}\n", folder=tmp_path, name="run.sh")
+    told = f"{found.config.optimizer.lr} {found.config.algorithm.kl_beta}"
+    if "-c '" in script:  # variables of such a shell count as not known
+        assert [line.split()[0] for line in found.open] == ["--learning_rate"]
+        told = f"{done.stdout.split()[0]} {found.config.algorithm.kl_beta}"
+    assert [float(word) for word in told.split()] == [float(word) for word in done.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("script", "beta"),
+    [
+        ("#SBATCH --chdir=s\n. ./e.sh", 0.3),
+        ("#SBATCH -D s\n#SBATCH -N 1\ncd ..\n. ./e.sh", 0.7),
+        ('#SBATCH -D s\n[ -z "$SLURM_JOB_ID" ] && { sbatch "$0"; exit; }\n. ./e.sh', 0.3),
+        ('#SBATCH -D s\n[ -z "$SLURM_JOB_ID" ] && { sbatch -D s/t "$0"; exit; }\n. ./e.sh', 0.1),
+        ("#SBATCH --chdir=$HOME/x\n. ./e.sh", 0.7),  # not at hand, and so not known
+        ("#SBATCH -D s\n. $SLURM_SUBMIT_DIR/e.sh", 0.7),
+    ],
+)
+def test_a_script_that_is_handed_in_begins_in_the_folder_of_its_lines(script: str, beta: float, tmp_path: Path) -> None:
+    for folder, value in ((tmp_path, 0.7), (tmp_path / "s", 0.3), (tmp_path / "s" / "t", 0.1)):
+        folder.mkdir(exist_ok=True)
+        (folder / "e.sh").write_text(f"B={value}\n")
+    text = f"#!/bin/bash\n{script}\n{RUN} --beta $B\n"
+    (tmp_path / "run.sh").write_text(text)
+    found = convert(text, folder=tmp_path, name="run.sh")
+    assert (found.config.algorithm.kl_beta, found.open) == (beta, ())
+
+
+@pytest.mark.parametrize(
+    ("start", "beta"),
+    [
+        ("srun --chdir=s {} trl.yaml", 0.3),
+        ("cd s; mpirun -wdir .. {} trl.yaml", 0.7),
+        ("uv run --directory s {} trl.yaml", 0.3),
+        ("sudo -D s {} trl.yaml", 0.3),
+        ("#SBATCH -D s\n{} trl.yaml", 0.3),
+        ("#SBATCH -D s\n{} $SLURM_SUBMIT_DIR/trl.yaml", 0.7),
+    ],
+)
+def test_a_yaml_is_that_of_the_folder_which_a_launcher_enters(start: str, beta: float, tmp_path: Path) -> None:
+    for folder, value in ((tmp_path, 0.7), (tmp_path / "s", 0.3)):
+        folder.mkdir(exist_ok=True)
+        (folder / "trl.yaml").write_text(f"model_name_or_path: q\ndataset_name: d\nbeta: {value}\n")
+    found = convert(f"{start.format('trl grpo --config')}\n", folder=tmp_path, name="run.sh")
+    assert found.config.algorithm.kl_beta == beta
 
 
 @pytest.mark.parametrize(("script", "rate"), [("cd s", 0.3), ("cd s/..", 0.7), ("pushd s", 0.3), ("", 0.7)])

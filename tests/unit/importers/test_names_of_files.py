@@ -74,3 +74,24 @@ def test_a_file_of_hydra_is_named_by_a_path_that_can_be_followed(tmp_path: Path)
 def test_a_path_is_not_known_for_the_variable_that_nobody_sets() -> None:
     found = convert(f"{RUN}--dataset $HOME/$WHERE/train.jsonl", gpus=8)
     assert "$WHERE is not set in the script" in {item.name: item.why for item in found.left}["dataset"]
+
+
+@pytest.mark.parametrize(
+    ("place", "tops", "found"),
+    [
+        ("e.sh", ["a/.git/", "requirements.txt"], False),  # beside the repository, in a folder that looks like one
+        ("a/e.sh", ["a/.git/", "requirements.txt"], True),
+        ("a/e.sh", ["a/.git/", "a/b/requirements.txt"], True),  # of one of its parts
+        ("a/e.sh", ["a/b/c/setup.py", "a/LICENSE"], True),
+        ("a/e.sh", [], False),
+    ],
+)
+def test_files_above_a_script_are_those_of_its_repository(
+    place: str, tops: list[str], found: bool, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    for top in tops:
+        (tmp_path / top).mkdir() if top.endswith("/") else (tmp_path / top).touch()
+    (tmp_path / place).write_text("B=0.25\n")
+    converted = convert(f"source e.sh\n{RUN}--beta $B\n", folder=folder, name="run.sh")
+    assert converted.open == (() if found else ("--beta $B",))

@@ -27,6 +27,8 @@ SECRET = "Zk9vQx71plMw"
         (SWIFT, f'--vllm_engine_kwargs \'{{"hf_token": "{SECRET}"}}\''),
         (SWIFT, f"--run_note hf_{SECRET}{SECRET}"),
         (TRL, f"--hub_token {SECRET}"),
+        (f"hf jobs run --flavor a100 --token {SECRET} image {TRL}", ""),
+        (f"sky exec c --secret HF_TOKEN={SECRET} {SWIFT}", ""),
         (VERL, f"+trainer.wandb_api_key={SECRET}"),
         (VERL, f"+reward.service={{api_key:{SECRET}}}"),
     ],

@@ -17,6 +17,7 @@ from gspo_hpc.importers.scripts.shell import follow
 RUN = "megatron rlhf --rlhf_type grpo --model q --num_generations 8 --lr"
 SIZES = "NNODES=${SLURM_NNODES:-1} NPROC_PER_NODE=$SLURM_GPUS_ON_NODE"
 INNER = f"#!/bin/bash\n#SBATCH -N 2 --gres=gpu:h100:4  # a node each\n{SIZES} {RUN} ${{LR:-1e-6}}\n"
+PYTHON = f"#!/usr/bin/env python3\nrun {RUN} 1e-6\n"  # whatever stands in it
 JOB = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --export=ALL,LR=8e-6\nNNODES=$SLURM_NNODES NPROC_PER_NODE=8 " + RUN
 
 
@@ -118,6 +119,7 @@ def test_a_variable_that_env_takes_away_is_no_variable_of_the_program(tmp_path: 
         (f"LR=2e-6\nsbatch <<END\n{JOB.replace('$', chr(92) + '$')} $LR\nEND", (2e-6, 2, 8)),
         (f"ID=$(sbatch --parsable <<'END'\n{JOB} $LR\nEND\n)\necho $ID", (8e-6, 2, 8)),
         (f"cat <<'END' | sbatch\n{JOB} $LR\nEND", (8e-6, 2, 8)),
+        (f"sbatch --export=ALL,LR=5e-6 <<'END'\n{JOB} $LR\nEND", (5e-6, 2, 8)),
         (f"cat > job.sh <<'END'\n{JOB} $1\nEND\nsbatch --export=NONE job.sh 5e-6", (5e-6, 2, 8)),
         ('job() { sbatch --export="ALL,LR=$1" inner.sh; }\njob 7e-6', (7e-6, 2, 4)),
     ],
@@ -142,6 +144,9 @@ def test_lines_of_sbatch_count_before_the_first_command_only(tmp_path: Path) -> 
         ("sbatch --export-file=vars.env inner.sh", "$LR may be set by sbatch in line 1, whose --export is not known"),
         ('read x\nsbatch --wrap "LR=3e-6; Y=$x; ' + RUN + ' \\$LR"', "$LR stands in the commands that sbatch gives to"),
         (f"read x\nbash <<END\nLR=3e-6\nY=$x\n{RUN} \\$LR\nEND", "$LR stands in the commands that bash gives to a"),
+        ("LR=3e-6\n[ -d /data ] && export LR\nbash inner.sh", "$LR is perhaps not exported"),
+        ("export LR=3e-6\nsudo bash inner.sh", "$LR is set in line 1, but not on the way that is followed"),
+        ("sudo bash inner.sh", "$LR may be set by sudo, which starts a script in line 1"),
         ("docker run image bash inner.sh", "$LR may be set by docker, which starts a script in line 1"),
         ("srun --export=NONE ./inner.sh", "$LR may be set by srun, which starts a script in line 1"),
     ],
@@ -179,6 +184,19 @@ def test_a_script_that_submits_itself_is_read_as_the_job(condition: str, tmp_pat
     assert found(text, tmp_path, run=text) == (2e-6, 4, 4)
 
 
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID"])
+def test_a_job_has_its_number_under_both_names(name: str, tmp_path: Path) -> None:
+    inner = f'#!/bin/bash\nLR=1e-6\n[ -n "${name}" ] && LR=2e-6\n{RUN} $LR\n'
+    assert found("sbatch inner.sh", tmp_path, inner=inner)[0] == 2e-6
+
+
+@pytest.mark.parametrize(("start", "nodes"), [("env -u SLURM_NNODES", 1), ("env -i", 1), ("env -u A", 9), ("", 9)])
+def test_sizes_that_slurm_sets_can_be_taken_away(start: str, nodes: int, tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=9 --gres=gpu:4\n"
+    inner = f"NNODES=${{SLURM_NNODES:-1}} NPROC_PER_NODE=8 {RUN} 1e-6\n"
+    assert found(f"{head}{start} bash inner.sh\n", tmp_path, inner=inner)[1] == nodes
+
+
 @pytest.mark.parametrize("start", ['bash "$0" $1', '"$0" $1', "nice ./run.sh $1"])
 def test_a_script_that_starts_itself_again_and_again_is_followed_a_few_times(start: str, tmp_path: Path) -> None:
     text = f"read x\nif [ $x = a ]; then {start}; fi\nif [ $x = b ]; then {start} c; fi\n{RUN} 1e-6\n"
@@ -205,12 +223,25 @@ def test_a_script_that_submits_itself_with_several_values_starts_several_runs(tm
         ("cat <<'END' | sed s/1/2/ | bash\n" + RUN + " 1e-6\nEND", "line 1: the commands that bash reads from its"),
         ("bash two.sh", "line 2 of two.sh starts gone.sh with sh, which is not at hand"),
         ("bash bad.sh", "bad.sh is not followed: line 1: "),
+        (
+            "sbatch prep.sh",
+            "line 1 starts prep.sh, which is no script of bash or sh by its first line: convert prep.sh",
+        ),
+        ("echo\n./prep.sh", "line 2 starts ./prep.sh, which is no script of bash or sh by its first line: convert ./p"),
+        ("srun prep.sh", "line 1 starts prep.sh, which is no script of bash or sh by its first line: convert prep.sh"),
+        ("sbatch <<END\n" + PYTHON + "END", "line 1 starts a text, which is no script of bash or sh by its first line"),
     ],
 )
 def test_a_refusal_names_what_was_not_followed_and_the_way_out(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        of(text, tmp_path, two="true\nsh gone.sh\n", bad="if x; then\n")
+        of(text, tmp_path, two="true\nsh gone.sh\n", bad="if x; then\n", prep=PYTHON)
     assert str(caught.value).startswith(f"no run of ms-swift, verl or TRL is recognised; {why}")
+
+
+@pytest.mark.parametrize(("start", "rate"), [("bash prep.sh", 1e-6), ("./prep.sh", 2e-6), ("sbatch prep.sh", 2e-6)])
+def test_the_first_line_names_the_program_where_none_is_given(start: str, rate: float, tmp_path: Path) -> None:
+    more = "" if start.startswith("bash") else f"\n{RUN} 2e-6\n"
+    assert found(f"{start}{more}", tmp_path, prep=PYTHON)[0] == rate
 
 
 def test_files_that_a_script_changes_on_the_way_are_not_read_as_they_were(tmp_path: Path) -> None:

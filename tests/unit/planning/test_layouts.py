@@ -227,6 +227,21 @@ def test_a_sequence_is_cut_into_pieces_of_8192_tokens_at_least(response: int, mo
     assert cuts_of == {size for size in (1, 2, 4) if size <= most}
 
 
+def test_ranks_of_the_same_weights_share_the_optimizer_whatever_makes_them() -> None:
+    """Those of context parallelism have the same weights, too, where there is no data parallelism beside it."""
+    config = load(CONFIGS / "qwen3_8b_tp2_cp4_32k.yaml")
+    alone = set[tuple[bool, bool]]()
+    for cut in layouts.Search(config).allowed():
+        own = cut.parallel
+        ranks = make_plan(cut).quantities["world_size"] // (
+            own.tensor_model_parallel_size * own.pipeline_model_parallel_size
+        )
+        shares = (cut.optimizer.distributed, own.overlap_grad_reduce)
+        assert shares == (ranks > 1, ranks > 1)
+        alone |= {shares} if 1 < ranks == own.context_parallel_size else set()
+    assert alone == {(True, True)}
+
+
 def test_what_is_left_is_one_number_wherever_it_stands() -> None:
     """A layout of which 11.8 % is left goes behind one that says so: rounded, the two lines said 11 % and 12 %."""
     found = layouts.find(load(CONFIGS / "qwen3_30b_a3b_ep8.yaml", ["cluster.nodes=1", "cluster.gpu=H100"]), limit=20)

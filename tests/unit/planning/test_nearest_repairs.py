@@ -135,6 +135,21 @@ def test_what_is_offered_is_valid_and_no_setting_can_be_changed_less(offers: dic
             {"parallel": {"tensor_model_parallel_size": 3}, "rollout": {"tensor_parallel_size": 3}},
             "rollout.tensor_parallel_size=4 parallel.tensor_model_parallel_size=4",
         ),
+        (  # three wrong sizes in one product: one alone leaves it as wrong as it was
+            {
+                "parallel": {f"{size}_parallel_size": 3 for size in ("context", "tensor_model")}
+                | {"pipeline_model_parallel_size": 5}
+            },
+            "parallel.pipeline_model_parallel_size=4 parallel.context_parallel_size=2 "
+            "parallel.tensor_model_parallel_size=1",
+        ),
+        (
+            {
+                "parallel": {f"{size}_model_parallel_size": 7 for size in ("tensor", "pipeline")},
+                "batch": SOUND["batch"] | {"num_generations": 7},
+            },
+            "batch.global_batch_size=35 parallel.pipeline_model_parallel_size=4 parallel.tensor_model_parallel_size=2",
+        ),
     ],
 )
 def test_the_nearest_sizes_that_fit_together_are_offered(sections: dict[str, Any], first: str) -> None:

@@ -98,13 +98,13 @@ def source(reader: Reader, rest: list[str]) -> None:
 
 def path_of(reader: Reader, name: str) -> str:
     """Return the path of a file that is followed, as BASH_SOURCE has it; "" where it is not at hand."""
-    found = find_file(name, reader.place)
+    found = find_file(name, reader.beside(name))
     return "" if found is None else str(found)
 
 
 def _text(reader: Reader, name: str) -> str | None:
     try:
-        return text_at(name, reader.place, reader.written)
+        return text_at(name, reader.beside(name), reader.written)
     except (ValueError, OSError):
         return None
 

@@ -14,7 +14,7 @@ from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, settled
 from gspo_hpc.importers.scripts.heredocs import text_with_values
 from gspo_hpc.importers.scripts.parse import Document, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import FOLDER, text_at
+from gspo_hpc.importers.scripts.places import moved, text_at
 from gspo_hpc.importers.scripts.scope import REST, Scope, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 from gspo_hpc.importers.scripts.words import text_of
@@ -130,7 +130,7 @@ def of_file(reader: Reader, name: str, program: str) -> Commands:
     if is_unset(name):
         raise NotReadError(f"{starts}, and its name is known only when the script runs: convert that script itself")
     try:
-        text = text_at(name, reader.place, reader.written)
+        text = text_at(name, reader.beside(name), reader.written)
     except (ValueError, OSError) as error:
         raise NotReadError(f"{starts}: {error}") from None
     if text is None:
@@ -185,23 +185,26 @@ def environment(reader: Reader) -> Environment:
         ):
             seen[key] = value if exported else Unknown("is perhaps not exported")
             seen[f"export {key}"] = "1"
-    if FOLDER in scope.values:
-        seen[FOLDER] = scope.values[FOLDER]
+    seen |= moved(scope.values)
     for key in scope.exported - scope.values.keys() if any(reader.frames) else ():
         seen[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
     return Environment(seen)
 
 
-def is_script(text: str) -> bool:
-    """Tell whether a file is a shell script by its first line; one without such a line may be."""
-    return not text.startswith("#!") or _SHELL.match(text) is not None
+def by_first_line(reader: Reader, found: Commands) -> Commands:
+    """Return a script that its first line starts. Raises NotReadError where that names another program than a shell."""
+    if found.text.startswith("#!") and _SHELL.match(found.text) is None:
+        name = found.name or "a text"
+        why = f"starts {name}, which is no script of bash or sh by its first line: convert {found.name or 'it'} itself"
+        raise NotReadError(f"{reader.scope.place} {why}")
+    return found
 
 
 def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment) -> None:
     """Follow commands in a shell of their own, with these arguments and this environment."""
     path = path_of(reader, found.name) if found.name else ""
     deep = len(reader.frames) >= DEEPEST or (path and reader.chain.count(path) > _MOST_WITHIN)
-    if not found.text or deep or not is_script(found.text):
+    if not found.text or deep:
         return
     try:
         tree = parse(found.text if found.name else "\n" * (found.line - 1) + found.text)
@@ -221,7 +224,7 @@ def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment
     reader.frames, reader.functions, reader.loops = [None] * (len(reader.frames) + 1), {}, 0
     reader.chain.append(path)
     try:
-        apart(reader, tree.root_node.named_children, {} if found.why else dict(seen.values))
+        apart(reader, tree.root_node.named_children, moved(seen.values) if found.why else dict(seen.values))
     except ValueError as error:
         raise type(error)(f"{found.name}: {error}" if found.name else str(error)) from None
     reader.chain.pop()

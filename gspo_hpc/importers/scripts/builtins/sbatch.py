@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.builtins import children
@@ -12,8 +14,8 @@ from gspo_hpc.importers.scripts.builtins.calls import path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open, settled
 from gspo_hpc.importers.scripts.parse import nodes, source_of
-from gspo_hpc.importers.scripts.places import find_file
-from gspo_hpc.importers.scripts.scope import Unknown, Value, is_unset
+from gspo_hpc.importers.scripts.places import FOLDER, SUBMITTED, enter, find_file, moved
+from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _SWITCHES = frozenset(
     "wait".split()
 )
 _VALUED = "AabBCcdDeFGiJLMmNnopqStwxZ"
-_NAMES = {"N": "nodes"}
+_NAMES = {"N": "nodes", "D": "chdir", "workdir": "chdir"}  # the last up to Slurm 18.08
 _SIZES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 _GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?(?=,|$)")
 _EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
@@ -47,6 +49,15 @@ def exports(text: str) -> dict[str, str]:
     """Return the variables that lines ``#SBATCH --export=NAME=value,...`` of a script put into its environment."""
     pairs = (pair.partition("=") for pair in _exported(_lines(text).get("export", "")))
     return {name: value for name, sign, value in pairs if sign and name.isidentifier()}
+
+
+def begin(scope: Scope, text: str) -> None:
+    """Have the variables and the folder with which a script begins, by its lines #SBATCH."""
+    for key, value in exports(text).items():
+        scope.set(key, value)
+        scope.put_mark("export", key, True)
+    if folder := _lines(text).get("chdir"):
+        enter(scope, "cd", [folder])
 
 
 def _lines(text: str) -> dict[str, str]:
@@ -86,6 +97,7 @@ def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _NAMES.get(name, name)
             if not equals and name not in _SWITCHES and rest:
                 value = rest.pop(0)
         else:  # letters, of which the last may have a value
@@ -131,15 +143,19 @@ def submitted(reader: Reader, words: Sequence[str], line: int) -> None:
         return
     try:
         found, given = _text(reader, command, rest, line)
+        found = children.by_first_line(reader, found)
         lines = {} if "wrap" in command else _lines(found.text)
+        itself = bool(found.name) and path_of(reader, found.name) == str(reader.file)
         sizes = _sizes(lines) | (dict.fromkeys(_SIZES) if "*" in command else _sizes(command))
-        seen = _environment(reader, lines | command)
+        options = lines | command
+        seen = _environment(reader, options)
         values = {key: value for key, value in seen.values.items() if key.removeprefix("export ") not in sizes}
+        values |= _folders(reader, options.get("chdir", ""), lines.get("chdir", "") if itself else "")
         for name in ("SLURM_JOB_ID", "SLURM_JOBID"):  # it is not known, and not empty
             values |= {name: f"job-${name}", f"export {name}": "1"}
         batch = {name: size for name, size in sizes.items() if size}
         seen = children.Environment(values, batch, seen.sourced)
-        if found.name and path_of(reader, found.name) == str(reader.file):
+        if itself:
             _by_itself(reader, found, given, seen)
         else:
             children.run(reader, found, given, seen)
@@ -156,7 +172,7 @@ def _text(
         why = children.ambiguous(reader, "sbatch") if ambiguous else ""
         return children.Commands(command["wrap"], line=line, why=why), ()
     if rest:
-        here = "*" not in command or find_file(rest[0], reader.place) is not None
+        here = "*" not in command or find_file(rest[0], reader.beside(rest[0])) is not None
         return children.of_file(reader, rest[0] if here else command["*"], "sbatch"), rest[1:]
     with not_yet(reader):
         return children.of_input(reader, "sbatch", line), ()
@@ -180,6 +196,17 @@ def _environment(reader: Reader, options: Mapping[str, str]) -> children.Environ
         if sign and name.isidentifier():
             values |= {name: _value(reader, value), f"export {name}": "1"}
     return children.Environment(values, sourced=sourced)
+
+
+def _folders(reader: Reader, folder: str, begun: str) -> dict[str, Value]:
+    """Return the folders of a job: that in which it is handed in, and the one of its commands, if that is another.
+
+    `begun`: the folder in which the present script was taken to begin, though it hands itself in and is no job yet.
+    """
+    here = reader.scope.values.get(FOLDER, "")
+    if begun and isinstance(here, str) and PurePath(here).is_relative_to(begun):
+        here = os.path.relpath(here, begun)
+    return moved({FOLDER: here, SUBMITTED: here}, *[folder] if folder else [])
 
 
 def _value(reader: Reader, text: str) -> Value:
