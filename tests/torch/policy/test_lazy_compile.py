@@ -18,13 +18,26 @@ import torch
 from gspo_hpc.policy.platform import lazy_compile
 from gspo_hpc.policy.platform.lazy_compile import compiled_at_first_call
 
-IMPORTED = "import sys, {}; print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+IMPORTED = "import sys, {}; print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules], {})"
+BEGUN = (
+    "gspo_hpc.training.jobs.train; from gspo_hpc.config.loader import from_dict; from gspo_hpc.training import bringup; "
+    "import torch; bringup.set_threads(from_dict({'cluster': {'platform': 'cpu'}}))"
+)
 
 
-@pytest.mark.parametrize("module", ["gspo_hpc.training.jobs.train", "gspo_hpc.checkpoint.sharded"])
-def test_a_rank_does_not_import_the_compiler(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTED.format(module)], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+@pytest.mark.parametrize(
+    ("module", "shown", "expected"),
+    [
+        (BEGUN, "torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()",
+         "[] True True"),
+        ("gspo_hpc.checkpoint.sharded", "''", "[] "),
+    ],
+    ids=["train", "checkpoint"],
+)  # fmt: skip
+def test_a_rank_does_not_import_the_compiler(module: str, shown: str, expected: str) -> None:
+    line = IMPORTED.format(module, shown)
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == expected
 
 
 def test_a_rank_does_not_import_the_trackers_of_megatron_and_may_still_import_its_own() -> None:
