@@ -389,4 +389,4 @@ def is_unset(value: Any) -> bool:
 
 def may_be_empty(text: str) -> bool:
     """Tell whether a text has nothing but expansions whose values are not known."""
-    return not re.sub(r"\$\w+|\$\{[^}]*\}|\$\(.*\)", "", text)
+    return not re.sub(r"\$\w+|\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$\{[^}]*\}|\$\(.*\)", "", text)
