@@ -186,7 +186,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         )
     notes += _cut_off(found, script.commands)
     possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
-    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=tuple(possible))
+    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=(*found.possible, *possible))
     return found._replace(notes=(*found.notes, *notes))
 
 
