@@ -34,6 +34,7 @@ _BEFORE = re.compile(r"(?:;|&&|\|\||&(?=\s)|(?<!\S)(?:\{|then|do|else)(?=\s))")
 _BEHIND = re.compile(r";|&&|\|\|")
 _GOES_ON = re.compile(r"[ \t]+(?:then|do)\b")  # behind ]], where bash needs no ; and the grammar does
 _TIMED = re.compile(r"(?m)((?:^|[;&|({]|\b(?:then|do|else))[ \t]*)time(?:[ \t]+-p)?(?=[ \t]+\{\s)")
+_ARGUED = re.compile(r"(?m)^([ \t]*for[ \t]+[A-Za-z_]\w*)[ \t]+do[ \t]*$")
 _RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
@@ -134,6 +135,7 @@ def _prepared(text: str) -> str:
     text = re.sub(r"(\$\{\w+:?[-=+])\[", rf"\1{BRACKET}", text)  # ${X:-[...]}: the grammar takes [ for a pattern
     text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
     text = _TIMED.sub(r"\1", text)  # time { ...; }: the grammar makes words of what is timed
+    text = _ARGUED.sub(r"\1; do", text)  # for x do
     text = re.sub(r";;?&(\s*esac\b)", r";;\1", text)  # the last of a case has nothing to go on with
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
@@ -156,7 +158,9 @@ def _prepared(text: str) -> str:
             continue
         if token == "\\\n" and (inner == '"' or not (text[match.start() - 1].isspace() or text[at : at + 1].isspace())):
             token, joined = "", joined + 1
-        elif token in ("\\ ", "\\\t") and inner != '"':  # where a word begins with it, the grammar drops the blank
+        elif (
+            token in ("\\ ", "\\\t") and inner != '"' and not tests
+        ):  # where a word begins with it, the grammar drops the blank
             token = f"'{token[1]}'"
         elif (
             _SIGN.fullmatch(token) and inner != '"'
