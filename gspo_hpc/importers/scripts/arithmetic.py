@@ -11,7 +11,7 @@ from gspo_hpc.importers.scripts.expansion.splitting import is_open
 from gspo_hpc.importers.scripts.scope import Scope, Unknown
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|\d+)(?![\w#.])|(?P<name>[A-Za-z_]\w*)|"
+    r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|[1-9]\d?#[\w@]+|\d+)(?![\w#.])|(?P<name>[A-Za-z_]\w*)|"
     r"(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||[-+*/%&|^]=|<<|>>|[<>=!]=|[-+*/%<>=!~&|^?:(),\[\]]))"
 )
 _CHANGED = re.compile(
@@ -31,6 +31,17 @@ def _power(left: int, right: int) -> int:
     if right < 0:
         raise ValueError
     return pow(left, right, 1 << 64)
+
+
+def _of_base(base: int, digits: str) -> int:
+    """Return the value of base#digits: up to base 36, large letters are as small ones. Raises ValueError for others."""
+    signs = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
+    found = 0
+    for digit in digits.lower() if base <= 36 else digits:
+        if not (1 < base <= len(signs) and 0 <= (worth := signs.find(digit)) < base):
+            raise ValueError
+        found = found * base + worth
+    return found
 
 
 _LEVELS: list[dict[str, Callable[[int, int], int]]] = [  # from what binds least to what binds most
@@ -196,6 +207,9 @@ class _Expression:
         token = self._tokens[self._at] if self._at < len(self._tokens) else self._lost()
         if token[0].isdecimal():
             self._at += 1
+            base, sign, digits = token.partition("#")
+            if sign:
+                return _wrapped(_of_base(int(base), digits))
             return _wrapped(int(token, 16 if token[:2].lower() == "0x" else 8 if token[0] == "0" else 10))
         name = self._name()
         value = self._held(name) if live else 0

@@ -46,6 +46,8 @@ def call(reader: Reader, words: list[str], line: int, outside: bool = False) -> 
     name, *rest = words
     scope = reader.scope
     reader.staged = False
+    if scope.mixed and is_unset(name):  # which may be any commands
+        scope.lose_all(scope.mixed)
     emptied.note(scope, reader.statement)
     if name in reader.aliases and scope.mark("option", "expand_aliases") is not False:
         raise ValueError(f"line {line}: {name} is an alias (shopt -s expand_aliases): write out what it stands for")

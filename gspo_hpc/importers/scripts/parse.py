@@ -7,15 +7,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from gspo_hpc.importers.scripts.expansion.disguised import BRACKET, LESS, MORE, disguised, shown
+
 if TYPE_CHECKING:
-    from tree_sitter import Node, Tree
+    from tree_sitter import Node, Parser, Tree
 
 _LARGEST = 1 << 20  # characters of a script
 _MOST_REPAIRS = 20  # times that a script is parsed again
-_ARGUMENTS = r"""\$[@*](?=[\w-])|\$\d(?=\w)|(?<=[^\s=])\$\d"""  # beside letters the grammar reads $, or $2x as a name
+# Beside letters and brackets the grammar reads $, or $2x as a name.
+_ARGUMENTS = r"""\$[@*](?=[\w-])|\$#(?=\})|\$\d(?=\w)|(?<=[^\s=])\$\d"""
 _TOKEN = re.compile(
     r"""\\.|['"#\n`]|\$?\(\(?|\)\)?|<<<|<<-?[ \t]*(?P<end>\\?[A-Za-z_]\w*|'[^'\n]+'|"[^"\n]+")|\$[A-Za-z_]\w*|"""
-    r"(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\]|(?:/|--?|[+~])(?=\s+(?:\]|-[ao]\s|&&|\|\|)))|" + _ARGUMENTS,
+    r"<\w[\w-]*>(?=[ \t]*(?:[\n;)]|\Z))|(?<!\S)(?:(?:\[\[|=)(?!\S)|\]\]|(?:/|--?|[+~])(?=\s+(?:\]|-[ao]\s|&&|\|\|)))|"
+    + _ARGUMENTS,
     re.DOTALL,
 )
 _SIGN = re.compile(r"/|--?|[+~]")
@@ -28,6 +32,9 @@ _WRITES = re.compile(
 # Before a command that is not the first of its line, and behind one that is not the last.
 _BEFORE = re.compile(r"(?:;|&&|\|\||&(?=\s)|(?<!\S)(?:\{|then|do|else)(?=\s))")
 _BEHIND = re.compile(r";|&&|\|\|")
+_GOES_ON = re.compile(r"[ \t]+(?:then|do)\b")  # behind ]], where bash needs no ; and the grammar does
+_TIMED = re.compile(r"(?m)((?:^|[;&|({]|\b(?:then|do|else))[ \t]*)time(?:[ \t]+-p)?(?=[ \t]+\{\s)")
+_ARGUED = re.compile(r"(?m)^([ \t]*for[ \t]+[A-Za-z_]\w*)[ \t]+do[ \t]*$")
 _RESERVED = ("do", "done", "then", "elif", "else", "fi", "esac", "}")  # no command: the grammar has lost its way there
 _DEFAULT = re.compile(r"(\$\{\w+:?[-=+])\$\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)\}")
 
@@ -45,6 +52,7 @@ _ACTIVE = (
     "command_substitution",
     "process_substitution",
 )
+GROUP = "\x1a"  # the first command of a ( ) that stands for { }
 
 
 class Document(NamedTuple):
@@ -55,7 +63,10 @@ class Document(NamedTuple):
 
 
 _BEFORE_NAME, _BEHIND_NAME = re.compile(r"[^\s;&|<>()]*\Z"), re.compile(r"[^\s;&|<>()]*")  # of one word
+_SETS = re.compile(r"(?<![^\s;&|(])[A-Za-z_]\w*=[^\s;&|<>()'\"]*\Z")  # the word before a place, in an assignment
 _FAR = 4096  # characters of a word
+_LINE = "\n"
+PLACEHOLDER = "is a placeholder, at which bash reads no further: put its value there"
 
 
 def taken_out(words: Sequence[str]) -> tuple[list[str], Document | None]:
@@ -63,7 +74,7 @@ def taken_out(words: Sequence[str]) -> tuple[list[str], Document | None]:
     found: Document | None = None
     for word in words:
         if match := _MARK.fullmatch(word):
-            found = Document(bytes.fromhex(match[2]).decode("utf-8", "surrogatepass"), match[1] == "1")
+            found = Document(shown(bytes.fromhex(match[2])), match[1] == "1")
     return [word for word in words if not _MARK.fullmatch(word)], found
 
 
@@ -82,8 +93,23 @@ def parse(text: str) -> Tree:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ValueError(f"line {line}: a NUL byte stands here, so this is no shell script")
-    source = _prepared(text).encode("utf-8", "surrogatepass")
+    prepared = _prepared(text)
     parser = Parser(Language(tree_sitter_bash.language()))
+    tree, source = _repaired(parser, prepared)
+    if tree.root_node.has_error:
+        other, _ = _repaired(parser, disguised(prepared))
+        if other.root_node.has_error:
+            raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
+        tree = other
+    for node in nodes(tree.root_node):
+        if node.type == "command_name" and (word := source_of(node)) in _RESERVED:
+            raise ValueError(f"line {line_of(node)}: {word} stands as a command: write its statement more simply")
+    return tree
+
+
+def _repaired(parser: Parser, text: str) -> tuple[Tree, bytes]:
+    """Return the tree of a script whose repairs are made, and what was parsed."""
+    source = text.encode("utf-8", "surrogatepass")
     tree = parser.parse(source)
     for _ in range(_MOST_REPAIRS):
         repairs = sorted(_repairs(tree.root_node), reverse=True)
@@ -95,12 +121,7 @@ def parse(text: str) -> Tree:
             repaired[begin:end] = sign + source[begin:end] + sign if end > begin else sign
         source = bytes(repaired)
         tree = parser.parse(source)  # of several in a row it sees the first only
-    if tree.root_node.has_error:
-        raise ValueError(_mistake(tree.root_node, source.decode("utf-8", "surrogatepass")))
-    for node in nodes(tree.root_node):
-        if node.type == "command_name" and (word := source_of(node)) in _RESERVED:
-            raise ValueError(f"line {line_of(node)}: {word} stands as a command: write its statement more simply")
-    return tree
+    return tree, source
 
 
 def _prepared(text: str) -> str:
@@ -111,8 +132,10 @@ def _prepared(text: str) -> str:
     """
     text = re.sub(r"[ \t]*\r?\n", "\n", text)  # a backslash, blanks, end of line: meant as a continuation
     text = re.sub(r"\\\s*\Z", "\n", text)  # and one at the end of the text continues nothing
-    text = re.sub(r"(\$\{\w+:?[-=+])\[", r"\1\\[", text)  # ${X:-[...]}: the grammar takes [ for a pattern
+    text = re.sub(r"(\$\{\w+:?[-=+])\[", rf"\1{BRACKET}", text)  # ${X:-[...]}: the grammar takes [ for a pattern
     text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
+    text = _TIMED.sub(r"\1", text)  # time { ...; }: the grammar makes words of what is timed
+    text = _ARGUED.sub(r"\1; do", text)  # for x do
     text = re.sub(r";;?&(\s*esac\b)", r";;\1", text)  # the last of a case has nothing to go on with
     done: list[str] = []
     around: list[str] = []  # quotes and brackets that are open
@@ -133,14 +156,11 @@ def _prepared(text: str) -> str:
             text = f"{text[: match.start()]}$({text[at:end]}){text[end + 1 :]}"  # beside quotes it ends the word
             at = match.start()
             continue
-        if (
-            token == "\\\n"
-            and inner != '"'
-            and not text[match.start() - 1].isspace()
-            and not text[at : at + 1].isspace()
-        ):
+        if token == "\\\n" and (inner == '"' or not (text[match.start() - 1].isspace() or text[at : at + 1].isspace())):
             token, joined = "", joined + 1
-        elif token in ("\\ ", "\\\t") and inner != '"':  # where a word begins with it, the grammar drops the blank
+        elif (
+            token in ("\\ ", "\\\t") and inner != '"' and not tests
+        ):  # where a word begins with it, the grammar drops the blank
             token = f"'{token[1]}'"
         elif (
             _SIGN.fullmatch(token) and inner != '"'
@@ -156,17 +176,22 @@ def _prepared(text: str) -> str:
             if token == "=" and tests:  # which the grammar refuses in front of a pattern and &&
                 token = "=="
             tests = token != "]]" and (tests or token == "[[")
+            token += ";" * (token == "]]" and _GOES_ON.match(text, at) is not None)
         elif token == '"':
             around.pop() if inner == '"' else around.append(token)
-        elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` is misread, `x-${NAME}/y` is not
+        elif token[0] == "<" and token[-1] == ">" and inner not in ('"', "((") and not tests:  # a placeholder
+            if not _SETS.search(text, max(0, match.start() - _FAR), match.start()):
+                raise ValueError(f"line {text.count(_LINE, 0, at) + 1}: {token} {PLACEHOLDER}")
+            token = f"{LESS}{token[1:-1]}{MORE}"
+        elif token[0] == "$" and token[1:].isidentifier():  # `x-$NAME/y` and `10#$NAME` are misread, `x-${NAME}/y` not
             before, after = text[match.start() - 1 : match.start()], text[at : at + 1]
-            within = before.strip("=,\"'") and after in ("/", ".", ":", "-")
+            within = before == "#" or before.strip("=,\"'") and after in ("/", ".", ":", "-")
             token = (
                 f"${{{token[1:]}}}"
                 if within or (inner not in ('"', "((") and _is_listed(text, match.start(), at))
                 else token
             )
-        elif token[0] == "$" and token[1:] in (*"@*0123456789",):
+        elif token[0] == "$" and token[1:] in (*"@*#0123456789",):
             token = f"${{{token[1]}}}"
         elif token == "'" and inner != '"':
             end = text.find("'", at) + 1 or len(text)
@@ -186,8 +211,8 @@ def _prepared(text: str) -> str:
             ends.append((match["end"], token.startswith("<<-"), len(done), match.start(), alone))
             token = " " * len(token)
         elif token == "\n":
-            token += "\n" * joined
-            joined = 0
+            if inner != '"':  # where lines are no text
+                token, joined = token + "\n" * joined, 0
             first = text.rfind("\n", 0, at - 1) + 1
             line = text[first:at]
             for end_word, tabs, place, start, alone in ends:
@@ -235,6 +260,21 @@ def _repairs(root: Node) -> Iterator[tuple[int, int, bytes]]:
                 between = (node.text or b"")[child.end_byte - node.start_byte : after.start_byte - node.start_byte]
                 if b"\n" in between.replace(b"\\\n", b""):
                     yield child.end_byte, child.end_byte, b";"
+        elif node.type == "negated_command" and source_of(node.children[-1]).startswith("{"):
+            if end := _closed(root, node.children[-1].start_byte):  # `! { ...; }`, of which it makes words
+                yield node.children[-1].start_byte, node.children[-1].start_byte, f"({GROUP}; ".encode()
+                yield end, end, b")"
+
+
+def _closed(root: Node, begin: int) -> int:
+    """Return where the braces end that are opened at a place, 0 if nothing closes them."""
+    open_ones = 0
+    for node in nodes(root):
+        signs = source_of(node).split() if node.start_byte >= begin and not node.children else []
+        open_ones += signs.count("{") - signs.count("}")  # `{ [` is one word of the grammar
+        if "}" in signs and not open_ones:
+            return node.end_byte
+    return 0
 
 
 def _is_word(node: Node) -> bool:
@@ -247,6 +287,13 @@ def blanks_after_backslash(text: str) -> tuple[int, ...]:
     lines = text.split("\n")
     found = [number for number, line in enumerate(lines[:-1], 1) if re.search(r"(?<!\\)(?:\\\\)*\\[ \t]+$", line)]
     return tuple(number for number in found if not lines[number - 1].lstrip().startswith("#") and lines[number].strip())
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the lines on which a variable is set to a placeholder, NAME=<path>, each with the placeholder."""
+    prepared = _prepared(text)
+    found = re.finditer(f"{LESS}(.*?){MORE}", prepared)
+    return [f"line {prepared.count(_LINE, 0, match.start()) + 1}: <{match[1]}>" for match in found]
 
 
 def is_arithmetic(node: Node) -> bool:
@@ -303,7 +350,7 @@ def _open_quote(text: str) -> int | None:
 
 def source_of(node: Node) -> str:
     """Return the text of a node as it stands in the script."""
-    return (node.text or b"").decode("utf-8", "surrogatepass")
+    return shown(node.text or b"")
 
 
 def line_of(node: Node) -> int:

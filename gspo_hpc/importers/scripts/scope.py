@@ -87,6 +87,7 @@ class Scope:
     empty: bool = False  # a variable that is not set counts as empty, as in conditions
     shadowed: set[str] = field(default_factory=set)  # names that the script has made functions of
     partly: dict[str, Unknown] = field(default_factory=dict)  # variable -> what may stand at its ${NAME} in a value
+    mixed: str = ""  # why no variable has a value that is known: each $ may be the caller's
     trapped: dict[str, Unknown] = field(default_factory=dict)  # what handlers may set at any time (*: any variable)
     touched: set[str] = field(default_factory=set)  # variables that were set (*: perhaps any)
     given: set[str] = field(default_factory=set)  # variables that stand in front of the calls that are followed
@@ -149,6 +150,8 @@ class Scope:
         if isinstance(self.values.get(name), Reference):
             target = self.target(name)
             return self.held(target) if target else Unknown(_REFERENCE)
+        if self.mixed:
+            return Unknown(self.mixed)
         held = self.values.get(name)
         if name in self.batch and (held is None or (isinstance(held, Unknown) and held.why == self.sourced)):
             return self.batch[name]
@@ -389,4 +392,4 @@ def is_unset(value: Any) -> bool:
 
 def may_be_empty(text: str) -> bool:
     """Tell whether a text has nothing but expansions whose values are not known."""
-    return not re.sub(r"\$\w+|\$\{[^}]*\}|\$\(.*\)", "", text)
+    return not re.sub(r"\$\w+|\$\{(?:[^{}]|\$\{[^{}]*\})*\}|\$\{[^}]*\}|\$\(.*\)", "", text)

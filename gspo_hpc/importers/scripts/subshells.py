@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts.parse import line_of
+from gspo_hpc.importers.scripts.parse import GROUP, line_of, source_of
 from gspo_hpc.importers.scripts.scope import Value
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ def in_background(reader: Reader, node: Node) -> bool:
     return True
 
 
-def apart(reader: Reader, nodes: Iterable[Node], values: dict[str, Value] | None = None) -> bool | None:
+def apart(reader: Reader, nodes: Sequence[Node], values: dict[str, Value] | None = None) -> bool | None:
     """Follow statements of a shell of their own; return whether the last one succeeds, None if that is not known."""
+    if nodes and source_of(nodes[0]) == GROUP:  # it is the shell that is followed
+        return reader.walk(nodes[1:])
     with _shell_of_its_own(reader):
         if values is not None:
             reader.scope.values = values

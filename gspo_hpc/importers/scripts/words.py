@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.arithmetic import evaluate
-from gspo_hpc.importers.scripts.expansion import braces, outputs, pathnames, patterns
+from gspo_hpc.importers.scripts.expansion import braces, disguised, outputs, pathnames, patterns
 from gspo_hpc.importers.scripts.expansion.locals import after_locals
 from gspo_hpc.importers.scripts.expansion.parameters import (
     all_of,
@@ -50,7 +50,6 @@ _ERRORS = re.compile(r"^[^<>]*\s2>\s*/dev/null\s*$|^\s*cd\s[^<>]*\s(?:&>|>&?)\s*
 _QUOTES = re.compile(rb"['\"\\\\]")
 _IN_DOCUMENT = re.compile(r"\\[\\$`\n]|\\?\"")  # what a here-document escapes, and quotes, which it does not
 _COMPUTED = re.compile(r"\$\[(.*)\]", re.DOTALL)  # arithmetic, as parse() writes it where it is a default
-# {a,b} and {1..3} without quotes become several words; that is not followed, so they are marked as unknown.
 
 
 def text_of(node: Node, scope: Scope) -> str:
@@ -60,6 +59,8 @@ def text_of(node: Node, scope: Scope) -> str:
 
 def words_of(node: Node, scope: Scope, *, files: bool = False) -> list[str]:
     """Return the words that one word of a script becomes; `files`: how many files a pattern has matters."""
+    if node.type == "brace_expression":
+        return braces.numbers(source_of(node))
     pieces = list(expand(node, scope))
     words = fields(pieces, scope.separators)
     words = pathnames.found(words, pieces) if files else words
@@ -141,7 +142,7 @@ def _region(
     def literal(start: int, stop: int) -> Iterator[Piece]:
         if start >= stop:
             return
-        raw = (node.text or b"")[start - node.start_byte : stop - node.start_byte].decode("utf-8", "surrogatepass")
+        raw = disguised.shown((node.text or b"")[start - node.start_byte : stop - node.start_byte])
         if quoted:
             yield Piece(re.sub(r'\\([$`"\\\n])', lambda match: match[1].strip("\n"), raw), splits)
             return
@@ -236,12 +237,12 @@ def subscript_of(text: str, scope: Scope) -> str | None:
             return None
         found = text_of(given, scope)
     else:
-        found = re.sub(r"\$\{?(\w+)\}?", lambda match: _text(scope.get(match[1]), match[0]), text)
+        found = re.sub(
+            r"\$\{?(\w+)\}?",
+            lambda match: held if isinstance(held := scope.get(match[1]), str) else match[0],
+            text,
+        )
     return None if is_unset(found) else found
-
-
-def _text(value: Value | None, left: str) -> str:
-    return value if isinstance(value, str) else left
 
 
 def _element(found: Value | None, subscript: str, scope: Scope) -> Value | None:

@@ -89,8 +89,9 @@ def from_command(
             return None
         if theirs and number == theirs.launched:
             table, note = programs.table(command, theirs, source)
-            found = _make(table, command, number, theirs.first, commands, place)
-            return found._replace(notes=(note, *found.notes))
+            either = programs.either(command, theirs)
+            found, *both = (_make(one, command, number, theirs.first, commands, place) for one in (table, *either))
+            return found._replace(notes=(note, *found.notes), possible=tuple(both))
         if source in ("swift", *documents.SWIFTS) and word.endswith(".py") and _trains_with_trl(words[number + 1 :]):
             others.append(f"{word} has arguments of TRL, and no --rlhf_type, which ms-swift needs")
             return None

@@ -122,6 +122,8 @@ def of_swift(given: Mapping[str, Any], source: str) -> str:
         theirs.append("device_groups")
     if len(ours) != len(theirs):
         return "swift" if len(ours) > len(theirs) else "swift_hf"
+    if str(kind := given.get("rlhf_type", "grpo")) != "grpo" and not is_unset(kind):  # which is refused of both
+        return "swift"
     told = f"{ours[0]} is of the first, and {theirs[0]} of the second" if ours else "all are arguments of both"
     raise ValueError(
         "it is not told whether these arguments are those of megatron rlhf or of swift rlhf, which have other defaults "

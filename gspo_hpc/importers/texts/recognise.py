@@ -11,6 +11,7 @@ from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
 from gspo_hpc.importers.scripts.builtins import emptied
 from gspo_hpc.importers.scripts.builtins.sbatch import directives
+from gspo_hpc.importers.scripts.parse import PLACEHOLDER, placeholders
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
@@ -173,6 +174,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
             f"line {lines}: a blank stands behind the backslash, and bash ends the command there: what follows is "
             "read as part of it all the same; take the blank out"
         )
+    notes += (f"{line} {PLACEHOLDER}" for line in placeholders(text))
     for more in lists:  # a command broken in two by a comment or a line without its backslash
         first = next(iter(more.values), "")
         line = (
@@ -184,7 +186,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         )
     notes += _cut_off(found, script.commands)
     possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
-    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=tuple(possible))
+    found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=(*found.possible, *possible))
     return found._replace(notes=(*found.notes, *notes))
 
 

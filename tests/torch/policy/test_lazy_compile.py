@@ -20,8 +20,8 @@ from gspo_hpc.policy.platform.lazy_compile import compiled_at_first_call
 
 IMPORTED = "import sys, {}; print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules], {})"
 BEGUN = (
-    "gspo_hpc.training.jobs.train; from gspo_hpc.config.loader import from_dict; from gspo_hpc.training import bringup; "
-    "import torch; bringup.set_threads(from_dict({'cluster': {'platform': 'cpu'}}))"
+    "gspo_hpc.training.jobs.train, torch; from gspo_hpc.config.loader import from_dict; "
+    "from gspo_hpc.training import bringup; bringup.set_threads(from_dict({'cluster': {'platform': 'cpu'}}))"
 )
 
 

@@ -239,10 +239,26 @@ def test_what_engines_of_their_own_are_given_counts_too() -> None:
     assert line.startswith("$BIG (line 2) is not set here, and may decide tensor_parallel_size: ")
 
 
-def test_a_variable_that_chooses_the_program_decides_what_follows_from_it() -> None:
-    run = RUN.replace("swift rlhf", "$E").replace("$LR", "1")
-    (line,) = told(f'E="swift rlhf"\n[ -n "$BIG" ] && E="megatron rlhf"\n{run}')
-    assert line.startswith("$BIG (line 2) is not set here, and may decide ") and "adapter.type" in line
+@pytest.mark.parametrize(
+    ("choice", "call"),
+    [
+        ('E="{}"\n[ -n "$BIG" ] && E="{}"\n', "$E"),
+        ('E=({})\n[ -n "$BIG" ] && E=({})\n', '"${E[@]}"'),
+        ('\nif [ "$BIG" = "" ]; then E="{}"; else E="uv run {}"; fi\n', "$E"),
+    ],
+)
+def test_a_variable_that_chooses_the_program_decides_of_which_project_the_run_is(choice: str, call: str) -> None:
+    for one, other, named in (("swift", "megatron", "Megatron-SWIFT"), ("megatron", "swift", "ms-swift")):
+        head = choice.format(f"{one} rlhf", f"{other} rlhf")
+        (line,) = told(head + RUN.replace("swift rlhf", call).replace("$LR", "${LR:-1}"))
+        assert line == f"$BIG (line 2) is not set here, and may decide whether a run of {named} is started: {END}"
+
+
+def test_a_variable_that_chooses_the_program_and_others_are_told_together() -> None:
+    head = '[ -n "$R" ] && LR=2\nE="swift rlhf"\n[ -n "$BIG" ] && E="megatron rlhf"\n'
+    (line,) = told(f"LR=1\n{head}" + RUN.replace("swift rlhf", "$E"))
+    assert "$R (line 2) and $BIG (line 4) are not set here, and may decide whether a run of Megatron-SWIFT is " in line
+    assert "is started and --learning_rate: " in line
 
 
 def test_a_variable_with_which_the_script_would_end_decides_nothing() -> None:

@@ -3,6 +3,8 @@ rule, the value must be told as not known. Takes about 2 s; would catch a wrong 
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -208,9 +210,16 @@ def test_only_a_hook_is_skipped_by_eval() -> None:
 def test_commands_that_a_launcher_gives_to_a_shell_are_followed(launcher: str) -> None:
     found = convert(f'{launcher} "cd /x && {RUN} --lr 1e-6"\n', gpus=4)
     assert found.config.optimizer.lr == 1e-6
-    for text in ("U=5e-6; x $U", "x ${1:-5e-6}", "x ${U:-5e-6}", "U=1; U+=2; x $((U))", "x $#", "x ${SLURM_PROCID:-0}"):
+    texts = ["U=5e-6; x $U", "x ${1:-5e-6}", "U=1; U+=2; x $((U))", "x $#", "x $(echo 4)"]
+    for text, known in zip(texts, ("5e-6", "7", "12", "1", "4"), strict=True):
         words = follow(f"export U=3e-6 SLURM_PROCID=0\n{launcher} '{text}' 0 7\n").commands[-1].words
-        assert words[0] == "x" and is_unset(words[1]), words
+        assert words == ("x", known)
+    passes = not re.search("apptainer|docker", launcher)
+    for text in ("x ${U:-5e-6}", "x $U"):
+        words = follow(f"export U=3e-6 SLURM_PROCID=0\n{launcher} '{text}' 0 7\n").commands[-1].words
+        assert words == ("x", "3e-6") if passes else is_unset(words[1]), words
+    words = follow(f"export SLURM_PROCID=0\n{launcher} 'x ${{SLURM_PROCID:-0}}'").commands[-1].words
+    assert words == ("x", "0") if "timeout" in launcher else is_unset(words[1]), words
 
 
 def test_a_shell_behind_a_launcher_changes_nothing_around_it_and_is_as_certain_as_that() -> None:

@@ -113,7 +113,7 @@ def evaluated(reader: Reader, text: str) -> None:
     """Follow the text that eval is given; what sets up the shell (conda) sets nothing that a run is made of."""
     if _HOOK.fullmatch(text):
         return
-    partly = re.search(r"\$\(|`", text) is not None
+    partly = re.search(r"\$\((?!\()|`", text) is not None  # $(( )) is no command
     if len(reader.frames) >= DEEPEST or (partly and not _PLAIN.match(text)):
         reader.scope.lose_all("may be set by eval, whose text is not known before the script runs")
         return

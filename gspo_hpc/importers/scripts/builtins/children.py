@@ -8,16 +8,18 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.builtins import emptied
 from gspo_hpc.importers.scripts.builtins.calls import DEEPEST, path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
-from gspo_hpc.importers.scripts.expansion.splitting import Absent, settled
+from gspo_hpc.importers.scripts.expansion import outputs
+from gspo_hpc.importers.scripts.expansion.splitting import Absent, is_open, settled
 from gspo_hpc.importers.scripts.heredocs import text_with_values
-from gspo_hpc.importers.scripts.parse import Document, nodes, parse, source_of
+from gspo_hpc.importers.scripts.parse import Document, line_of, nodes, parse, source_of
 from gspo_hpc.importers.scripts.places import moved, text_at
 from gspo_hpc.importers.scripts.scope import REST, Scope, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
-from gspo_hpc.importers.scripts.words import text_of
+from gspo_hpc.importers.scripts.words import text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 
 _OPTION = re.compile(r"[-+][A-Za-z]+|-|--.*")
 _VALUED = ("--rcfile", "--init-file")
-_COMMANDS = re.compile(r"-[a-z]*c")
+COMMANDS = re.compile(r"-[a-z]*c")
 _MOST_WITHIN = 2  # times that a script which starts itself is followed
 _KEPT = "\ue000"  # stands for a $ that a here-document has behind a backslash
 _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion")
+OWN_NAME = re.compile(r"\$\{?(?:0|BASH_SOURCE)")  # is not the name of the script in such a shell
 _SHELL = re.compile(r"#![^\n]*\b(?:ba|da|)sh\b")
 
 
@@ -39,7 +42,7 @@ class Commands(NamedTuple):
     text: str
     name: str = ""  # of its file
     line: int = 1  # of the script on which it begins, for text that stands in it
-    why: str = ""  # nothing that is set in it is known, continued after the variable's name
+    why: str = ""  # no variable that it asks for is known, continued after the variable's name
 
 
 class Environment(NamedTuple):
@@ -65,8 +68,10 @@ def shell(reader: Reader, words: Sequence[str], line: int, seen: Environment | N
         return
     try:
         if "c" in letters and rest:
-            why = ambiguous(reader, words[0]) if is_ambiguous(reader, rest, _COMMANDS) else ""
+            why = ambiguous(reader, words[0]) if is_ambiguous(reader, rest, COMMANDS) else ""
             found, given = Commands(rest[0], line=line, why=why), rest[2:]
+        elif rest and "s" not in letters and rest[0].startswith("<("):
+            found, given = _of_substitution(reader, words[0], rest)
         elif rest and "s" not in letters:
             found, given = of_file(reader, rest[0], words[0]), rest[1:]
         else:
@@ -106,8 +111,13 @@ def is_ambiguous(reader: Reader, given: Sequence[str], before: re.Pattern[str]) 
 
 def _is_left(node: Node, scope: Scope) -> bool:
     """Tell whether an expansion in a word, which the caller makes, is not known."""
-    aside = replace(scope, **{one.name: copy(getattr(scope, one.name)) for one in fields(scope)})  # ${X[i++]} counts up
+    aside = _aside(scope)
     return any(is_unset(text_of(part, aside)) for part in _expansions(node))
+
+
+def _aside(scope: Scope) -> Scope:
+    """Return a copy, for what is expanded once more: ${X[i++]} counts up."""
+    return replace(scope, **{one.name: copy(getattr(scope, one.name)) for one in fields(scope)})
 
 
 def _expansions(node: Node) -> Iterator[Node]:
@@ -117,6 +127,16 @@ def _expansions(node: Node) -> Iterator[Node]:
             yield child
         else:
             yield from _expansions(child)
+
+
+def is_mixed(reader: Reader) -> bool:
+    """Tell whether an expansion that is not known stands in a word with blanks, which a program takes for commands."""
+    parts = () if reader.statement is None else nodes(reader.statement)
+    command = next((node for node in parts if node.type == "command"), None)
+    scope = reader.scope
+    with not_yet(reader):
+        words = [] if command is None else [node for node in command.named_children if _is_left(node, scope)]
+        return any(re.search(r"\s", text_of(word, _aside(scope))) for word in words)
 
 
 def ambiguous(reader: Reader, program: str) -> str:
@@ -151,13 +171,65 @@ def of_input(reader: Reader, program: str, line: int) -> Commands:
         text = text_of(word, reader.scope)
         mixed = is_unset(text) and _is_left(word, reader.scope)
         return Commands(text, line=line, why=ambiguous(reader, program) if mixed else "")
-    piped = statement is not None and statement.parent is not None and statement.parent.type == "pipeline"
+    piped = is_piped(reader)
     if not (inputs or strings or piped or reader.document):
         return Commands("")  # a shell of whoever starts the script
     if reader.document is not None and (found := _of_document(reader, reader.document, line + 1)):
         return Commands(found[0], line=line + 1, why=ambiguous(reader, program) if found[1] else "")
+    before = statement.prev_named_sibling if piped and statement is not None else None
+    if before is not None and before.prev_named_sibling is None and (output := _of_command(reader, before, program)):
+        return output
+    raise _not_followed(reader, program)
+
+
+def has_input(reader: Reader) -> bool:
+    """Tell whether the present command reads a file, a text or the output of another command."""
+    parts = () if reader.statement is None else nodes(reader.statement)
+    return is_piped(reader) or any(node.type in ("<", "<<<") for node in parts)
+
+
+def is_piped(reader: Reader) -> bool:
+    """Tell whether the present command stands in a pipeline behind another one."""
+    around = None if reader.statement is None else reader.statement.parent
+    first = reader.statement is None or reader.statement.prev_named_sibling is None
+    return not first and around is not None and around.type == "pipeline"
+
+
+def _not_followed(reader: Reader, program: str) -> NotReadError:
     what = f"the commands that {program} reads from its input are not followed"
-    raise NotReadError(f"{reader.scope.place}: {what}: convert them as a file of their own")
+    return NotReadError(f"{reader.scope.place}: {what}: convert them as a file of their own")
+
+
+def _of_substitution(reader: Reader, program: str, words: Sequence[str]) -> tuple[Commands, list[str]]:
+    """Return the commands that a shell reads from <(command), its first word, and the words behind it."""
+    assert reader.statement is not None
+    node = next(node for node in nodes(reader.statement) if node.type == "process_substitution")
+    inner = node.named_children
+    with not_yet(reader):
+        found = _of_command(reader, inner[0], program) if len(inner) == 1 else None
+    if found is None:
+        raise _not_followed(reader, program)
+    return found, [*words[len(source_of(node).split()) :]]
+
+
+def _of_command(reader: Reader, node: Node, program: str) -> Commands | None:
+    """Return what a command writes whose output a shell reads: cat with files, echo or printf; None for others."""
+    scope = reader.scope
+    if node.type != "command" or any(child.type.endswith("_redirect") for child in node.children):
+        return None
+    words = settled(word for child in node.named_children for word in words_of(child, scope))
+    name, *rest = words or [""]
+    if name in scope.shadowed or is_open(words):
+        return None
+    if name == "cat" and rest and not any(word.startswith("-") for word in rest):
+        files = [of_file(reader, word, program) for word in rest]
+        text = "".join(file.text for file in files)
+        found = files[0] if len(files) == 1 else Commands(text, line=line_of(node))
+        return None if OWN_NAME.search(text) else found
+    if name in ("echo", "printf") and (text := outputs.output_of(words, scope, evaluate) or ""):
+        mixed = is_unset(text) and _is_left(node, scope)
+        return Commands(text, line=line_of(node), why=ambiguous(reader, program) if mixed else "")
+    return None
 
 
 def _of_document(reader: Reader, document: Document, line: int) -> tuple[str, bool] | None:
@@ -211,25 +283,25 @@ def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment
     except ValueError as error:
         raise NotReadError(f"{found.name or 'what a shell is given'} is not followed: {error}") from None
     scope = reader.scope
-    kept = scope.arguments, scope.script, scope.here, scope.sourced, scope.trapped, scope.batch
+    kept = scope.arguments, scope.script, scope.here, scope.sourced, scope.mixed, scope.batch
     outer = reader.frames, reader.functions, reader.loops
     scope.arguments = (REST,) if found.why else tuple(given)
     scope.sourced = scope.sourced if seen.sourced is None else seen.sourced
     scope.batch = scope.batch if seen.batch is None else dict(seen.batch)
     if found.why:
-        scope.sourced, scope.trapped = found.why, {"*": Unknown(found.why)}
+        scope.sourced = scope.mixed = found.why
     if found.name:  # a script of its own is $0, also for what it sources
-        scope.script, scope.here = path, None
+        scope.script, scope.here, scope.mixed = path, None, ""
         reader.read.append(found.name)
     reader.frames, reader.functions, reader.loops = [None] * (len(reader.frames) + 1), {}, 0
     reader.chain.append(path)
     try:
-        apart(reader, tree.root_node.named_children, moved(seen.values) if found.why else dict(seen.values))
+        apart(reader, tree.root_node.named_children, dict(seen.values))
     except ValueError as error:
         raise type(error)(f"{found.name}: {error}" if found.name else str(error)) from None
     reader.chain.pop()
     reader.frames, reader.functions, reader.loops = outer
-    scope.arguments, scope.script, scope.here, scope.sourced, scope.trapped, scope.batch = kept
+    scope.arguments, scope.script, scope.here, scope.sourced, scope.mixed, scope.batch = kept
     reader.ended = ""
 
 

@@ -1,4 +1,4 @@
-"""Follow what a launcher starts: ``srun ... bash -c "commands"``, also in a container, and scripts by their names."""
+"""Follow what a launcher starts: ``srun ... bash -c "commands"``, also in a container or elsewhere, and scripts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from gspo_hpc.importers.scripts.builtins import children
 from gspo_hpc.importers.scripts.heredocs import SHELLS
 from gspo_hpc.importers.scripts.places import find_file
 from gspo_hpc.importers.scripts.places import moved as moved_by
-from gspo_hpc.importers.scripts.scope import Value
+from gspo_hpc.importers.scripts.scope import Unknown, Value, is_unset
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
 # Launchers that hand their own environment on, and others.
-_PASSING = frozenset("srun nice numactl taskset timeout setsid stdbuf ionice chrt".split())
-_LAUNCHERS = _PASSING | frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh".split())
+_PASSING = frozenset("srun nice numactl taskset timeout setsid stdbuf ionice chrt screen".split())
+_LAUNCHERS = _PASSING | frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
+_OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
+_OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
 _PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ray|ssh|echo|xargs|swift|megatron|trl")
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _FILE = re.compile(rf"{_SCRIPT.pattern}|\.py$")
-_OWN_NAME = re.compile(r"\$\{?(?:0|BASH_SOURCE)")  # it is not the name of the script in such a shell
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OPTION = re.compile(r"-e|-x|--env|--setenv|-E|--unset|-u")  # of docker, mpirun, systemd-run and env, with a value
@@ -40,16 +41,43 @@ _ENTERING = {
 }
 
 
-def text_of_shell(words: Sequence[str]) -> str:
-    """Return the commands that a launcher gives to a shell with -c, an empty text if it starts none."""
+def _commands(words: Sequence[str]) -> list[str]:
+    """Return the commands that a launcher gives to a shell with -c, and their arguments; nothing if it starts none."""
     for at in _shells(words) if words[0] != "ssh" else ():  # which makes one text of all its words
         options = next((n for n, option in enumerate(words[at + 1 :]) if option[:1] != "-"), len(words))
         given = words[at + 1 : at + 1 + options]
         texts = words[at + 1 + options :]
         plain = all(re.fullmatch(r"-[ceulx]+|--login", option) for option in given)
         if plain and texts and any("c" in option for option in given if option[1] != "-"):
-            return "" if _OWN_NAME.search(texts[0]) else texts[0]
-    return ""
+            return [] if children.OWN_NAME.search(texts[0]) else [*texts]
+    return []
+
+
+def _text(words: Sequence[str]) -> str:
+    """Return the commands that ssh or tmux gives to a shell as one word with blanks; "" where it has none."""
+    program, rest = words[0].rpartition("/")[2], words[1:]
+    given: Sequence[str] = ()
+    if program == "ssh":
+        given = _plain(_plain(rest, _OF_SSH)[1:], _OF_SSH)
+    elif program == "tmux" and (rest := _plain(rest, "cfLST")):
+        verb, *rest = rest
+        if verb in _OPENING:
+            given = _plain(rest, "ceFflnpstxy")
+        elif verb in ("send", "send-keys") and rest[-1:] and rest[-1].lower() in ("enter", "c-m"):  # which are typed
+            given = _plain(rest[:-1], "Nt")
+    return given[0] if len(given) == 1 and re.search(r"\S\s", given[0]) else ""
+
+
+def _plain(words: Sequence[str], valued: str) -> list[str]:
+    """Return the words from the first on that is no option; `valued`: letters of options with a value."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        at = next((at for at, letter in enumerate(option[1:], 2) if letter in valued), 0)
+        rest = rest[1:] if at == len(option) else rest
+    return rest
 
 
 def _shells(words: Sequence[str]) -> list[int]:
@@ -64,8 +92,8 @@ def _shells(words: Sequence[str]) -> list[int]:
 def launched(reader: Reader, words: list[str], line: int) -> None:
     """Follow the commands that a launcher gives to a shell, and a script that is started by its name.
 
-    Most launchers decide what that shell has in its environment, and text in double quotes has been expanded before:
-    every variable in it counts as not known.
+    Most launchers decide what that shell has in its environment. Text in double quotes has been expanded before: where
+    an expansion in it is not known, every variable in it counts as not known.
     """
     with _in_folder(reader, words):
         _followed(reader, words, line)
@@ -104,17 +132,20 @@ def _entered(words: Sequence[str]) -> list[str]:
 
 
 def _followed(reader: Reader, words: list[str], line: int) -> None:
-    text, places = text_of_shell(words), _shells(words)
+    texts, places = _commands(words), _shells(words)
+    text = "" if texts else _text(words)
     try:
-        if text:
-            why, seen = children.ambiguous(reader, words[0]), children.Environment(moved(reader.scope.values, ()))
-            children.run(reader, children.Commands(text, line=line, why=why), (), seen)
+        if texts:
+            mixed = children.is_ambiguous(reader, texts[:1], children.COMMANDS)
+            found = children.Commands(texts[0], line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
+            children.run(reader, found, texts[2:], _environment(reader, words[: places[0]], "shell"))
+        elif text:
+            mixed = is_unset(text) and children.is_mixed(reader)
+            found = children.Commands(text, line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
+            children.run(reader, found, (), _environment(reader, words[: words.index(text)], "shell"))
         elif places:
             given = words[places[0] :]
-            reads = reader.document is not None or (
-                reader.statement is not None and b"<" in (reader.statement.text or b"")
-            )
-            if reads or any(map(_SCRIPT.search, given)):
+            if reader.document is not None or children.has_input(reader) or any(map(_SCRIPT.search, given)):
                 children.shell(reader, given, line, _environment(reader, words[: places[0]]))
         elif _SCRIPT.search(words[0]):
             found = children.by_first_line(reader, children.of_file(reader, words[0], ""))
@@ -138,14 +169,20 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
     return None
 
 
-def _environment(reader: Reader, words: Sequence[str]) -> children.Environment:
+def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> children.Environment:
     """Return what a shell behind a launcher has in its environment: that of most launchers is not known."""
-    place = reader.scope.place
     given, gone = handed_on(words)
-    passes = words[0].rpartition("/")[2] in _PASSING and not any(word.startswith("--export") for word in words)
-    seen = children.environment(reader) if passes else None
-    if seen is None:
-        seen = children.Environment({}, sourced=f"may be set by {words[0]}, which starts a script in {place}")
+    names = [word.rpartition("/")[2] for word in words]
+    keeping = [name for name in names if name in _LAUNCHERS - _PASSING]
+    keeping += [names[0]] if any(word.startswith("--export") for word in words) else []
+    if keeping:
+        why = f"may be set by {keeping[0]}, which starts a {what} in {reader.scope.place}"
+        seen = children.Environment({}, sourced=why)
+    else:
+        seen = children.environment(reader)
+    if names[0] == "srun":
+        own = [name for name in seen.values if name.startswith("SLURM_")]
+        seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown("is set by srun"))})
     lost = {*gone, *(f"export {name}" for name in gone)}
     values = {name: value for name, value in seen.values.items() if name not in lost} | given
     values |= moved(reader.scope.values, ())

@@ -87,6 +87,8 @@ def _differing(before: Outcome, after: Outcome) -> list[str]:
     elif runs and not named:
         named.append(_WHAT_IS_STARTED)
     opened = [name for name in after.open if name not in before.open]
+    if before.run and after.run and before.run.project != after.run.project:  # whose defaults are others
+        return [*dict.fromkeys((*named, *opened)), *added]
     theirs = {key for name in opened for key in before.carried.get(name, ())}
     every = {**before.settings, **after.settings}
     keys = [key for key in every if not _same(before.settings.get(key), after.settings.get(key)) and key not in theirs]

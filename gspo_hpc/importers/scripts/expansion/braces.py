@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import re
 
+from gspo_hpc.importers.scripts.expansion.splitting import Open
+
 _BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+_NUMBERS = re.compile(r"\{(-?\d{1,9})\.\.(-?\d{1,9})\}")
+_MOST = 64  # numbers of one word
 _INSIDE = re.compile(r"""\$\{\w+\}|"[^"]*"|'[^']*'""")  # what may stand within them beside literal text
 
 
 def marked(text: str) -> str:
     """Return literal text with its braces as what is not known, ``$({a,b})``."""
     return _BRACES.sub(lambda match: f"$({match[0]})", text)
+
+
+def numbers(raw: str) -> list[str]:
+    """Return the words that {1..3} becomes; where it is another one, or has zeros in front, one that is not known."""
+    match = _NUMBERS.fullmatch(raw)
+    first, last = (int(match[1]), int(match[2])) if match else (0, _MOST)
+    if abs(last - first) >= _MOST or raw != f"{{{first}..{last}}}":
+        return [Open(f"$({raw})")]
+    step = 1 if last >= first else -1
+    return [str(number) for number in range(first, last + step, step)]
 
 
 def mixed(raw: str) -> str:

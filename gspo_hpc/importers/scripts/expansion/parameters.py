@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.expansion import patterns
 from gspo_hpc.importers.scripts.expansion.splitting import Open, Piece, is_open
 from gspo_hpc.importers.scripts.scope import ALWAYS, Scope, Unknown, Value, is_launched, is_unset
@@ -94,15 +95,31 @@ def part_of(name: str, sign: str, given: str, raw: str, scope: Scope, quoted: bo
     found: Value | None = scope.get(name)
     if name in ("@", "*"):
         found = (scope.script, *scope.arguments)
-    match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
     items = items_of(found)
-    begin, count = (int(match[1]), match[2]) if match else (0, None)
-    passed = items[:begin] if count is None else items[: begin + int(count)]  # a word that is not known is one of them
-    if match is None or isinstance(found, Unknown | dict | str) or is_open(passed):
+    bounds = None if isinstance(found, Unknown | dict | str) else _bounds(given, items, scope)
+    if bounds is None or is_open(items[: max(filter(None, bounds), default=0)]):  # passed is one that is not known
         yield Piece(left(raw), several=sign == "@" or not quoted)
         return
-    items = items[begin:]
-    yield from all_of(items[: int(count)] if count else items, sign, quoted, scope)
+    yield from all_of(items[slice(*bounds)], sign, quoted, scope)
+
+
+def _bounds(given: str, of: Sequence[str], scope: Scope) -> tuple[int, int | None] | None:
+    """Return where the part `begin:count` of a text or of elements begins and ends, None if it is not known."""
+    parts = given.split(":")
+    numbers = [evaluate(part, scope) for part in parts]
+    if len(parts) > 2 or "?" in given or None in numbers:
+        return None
+    begin, *counts = (number or 0 for number in numbers)
+    if begin < 0:  # counted from the end
+        begin += len(of)
+        if is_open(of):
+            return None
+        if begin < 0:
+            return 0, 0
+    if not counts or counts[0] >= 0:
+        return begin, begin + counts[0] if counts else None
+    end = len(of) + counts[0]  # of a text, where it ends
+    return (begin, end) if isinstance(of, str) and end >= begin else None
 
 
 def changed_text(value: str, kind: str, given: str, scope: Scope) -> str | None:
@@ -112,8 +129,8 @@ def changed_text(value: str, kind: str, given: str, scope: Scope) -> str | None:
     if kind in ("^^", ",,"):
         return None if given else value.upper() if kind == "^^" else value.lower()
     if kind == ":":
-        match = re.fullmatch(r"\s*(\d{1,9})(?::(\d{1,9}))?\s*", given)
-        return match and value[int(match[1]) :][: int(match[2]) if match[2] else None]
+        bounds = _bounds(given, value, scope)
+        return bounds and value[slice(*bounds)]
     if kind[0] == "/":
         this, _, that = given.partition("/")
         plain = not re.search(r"[*?\[\\(]|^[#%]", this) and "&" not in that

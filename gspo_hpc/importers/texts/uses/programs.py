@@ -72,6 +72,13 @@ def table(command: Command, program: Program, source: str | None) -> tuple[str, 
     return found, note
 
 
+def either(command: Command, program: Program) -> tuple[str, ...]:
+    """Return both tables of ms-swift if a variable that the program stands in may be the one program or the other."""
+    words = (*command.words[: program.first], *(one for words in command.might.values() for one in words))
+    shown = " ".join(words).lower() if any(map(is_unset, command.words[: program.first])) else ""
+    return ("swift", "swift_hf") if "megatron" in shown and re.search(r"\bswift\b", shown) else ()
+
+
 def _is_trls(command: Command, place: Path, word: str) -> bool:
     """Tell whether a Python file that is at hand trains with TRL, and not with ms-swift."""
     try:
