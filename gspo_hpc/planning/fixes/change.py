@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gspo_hpc.config.schema import Config
@@ -29,9 +30,9 @@ class Change:
     before: Any = field(hash=False)  # a config may say anything, also a list
     value: Any
 
-    @property
+    @cached_property
     def distance(self) -> float:
-        """The distance from the config: how much the run changes."""
+        """The distance from the config: how much the run changes. A search asks it of each change a hundred times."""
         return distances.between(self.key, self.before, self.value)
 
     @property
@@ -65,7 +66,7 @@ class Fix:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values, as `gspo-hpc plan --json` prints them."""
-        return [vars(change) for change in self.changes]
+        return [{"key": one.key, "before": one.before, "value": one.value} for one in self.changes]
 
     @property
     def distance(self) -> float:

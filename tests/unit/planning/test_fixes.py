@@ -253,7 +253,7 @@ ONLY_SIX = {  # of eight GPUs one or two have to train: one prompt is dealt to n
 @example(ONLY_28, "cluster.gpus_per_node")
 @example(ONLY_OVER_NODES, "cluster.gpus_per_node")
 @given(refusable(), st.sampled_from(sorted(BRUTE)))
-@settings(max_examples=600, deadline=None)  # others in every run
+@settings(max_examples=200, deadline=None)  # others in every run
 def test_every_fix_fixes_and_brute_force_finds_no_other_kind(given: dict[str, dict[str, Any]], key: str) -> None:
     """Many configurations, one setting by brute force in each, and some pairs."""
     base = from_dict(given)
@@ -262,7 +262,7 @@ def test_every_fix_fixes_and_brute_force_finds_no_other_kind(given: dict[str, di
 
 
 @given(refusable())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)  # others in every run
 def test_all_that_is_offered_and_all_settings(given: dict[str, dict[str, Any]]) -> None:
     base = from_dict(given)
     if not make_plan(base).valid:
