@@ -112,6 +112,8 @@ _NOISE = re.compile(
     r"|edition|nvl\d+|grace|hopper|tensor|core|superchip"
 )
 _PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=ti\b)")  # RTX 6000 Ada is RTX6000Ada here
+_GRACE = re.compile(r"(?i)g[bh][-_ ]?\d")  # names of devices on the board of such a CPU
+_MOST_BESIDE_GRACE = 4
 _LETTERS = re.compile(r"(?<![a-z\d])(g[bh]|[abhl])-(?=\d)")  # GB-200 is GB200
 
 
@@ -175,6 +177,12 @@ def plural(cluster: Cluster) -> str:
     if cluster.gpu is None and cluster.gpu_memory_gb is not None:
         return f"GPUs of {cluster.gpu_memory_gb:g} GB"
     return cluster.gpu or "GPUs"
+
+
+def offered(cluster: Cluster) -> list[Device]:
+    """Return the devices that nodes like those of a cluster are sold with: boards with a Grace CPU have up to four."""
+    beside_grace = cluster.gpus_per_node <= _MOST_BESIDE_GRACE or _GRACE.match(cluster.gpu or "")
+    return [device for device in DEVICES.values() if beside_grace or not _GRACE.match(device.name)]
 
 
 def sold_sizes() -> list[int]:

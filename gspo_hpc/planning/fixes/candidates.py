@@ -276,7 +276,7 @@ def _lighter(config: Config) -> dict[str, set[Any]]:
         found["batch.micro_batch_tokens"] = {longest, *(max(longest, tokens // part) for part in (2, 4, 8))}
     if config.slurm.mem:
         found["slurm.mem"] = {"0"}  # all of the node; without it Slurm gives what the cluster's default is
-    found["cluster.gpu"] = set(devices.DEVICES)
+    found["cluster.gpu"] = {device.name for device in devices.offered(config.cluster)}
     if config.cluster.gpu_memory_gb is not None:  # which counts before the name
         found["cluster.gpu_memory_gb"] = set(devices.sold_sizes())
     if devices.is_like_none(str(config.cluster.gpu)):  # another GPU than the one that is there is no fix

@@ -303,7 +303,7 @@ def _other_gpu(config: Config) -> Iterator[Idea]:
         for memory in (size for size in devices.sold_sizes() if size > cluster.gpu_memory_gb):
             yield Idea({"cluster.gpu_memory_gb": memory}, f"GPUs with {memory} GB each, the smallest of those tried")
         return
-    larger = [one for one in devices.DEVICES.values() if one.memory > own.memory]
+    larger = [one for one in devices.offered(cluster) if one.memory > own.memory]
     # Of cards with about the same memory, the one that is most like this one comes first.
     for device in sorted(larger, key=lambda one: (round(one.memory / _ALIKE), abs(math.log(one.flops / own.flops)))):
         yield Idea(

@@ -208,3 +208,17 @@ def test_what_data_sheets_have_in_common() -> None:
         assert 0.5 <= device.sustained_flops / device.flops <= 0.95, device
         size = int(device.name.rpartition("-")[2].removesuffix("GB")) if device.name.endswith("GB") else 80
         assert 0.9 * size < device.memory / 2**30 <= size, device
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu", "with_grace"),
+    [(8, "H100", False), (8, None, False), (4, "H100", True), (1, None, True), (8, "GB200", True), (72, "gb301", True)],
+)
+def test_boards_with_grace_are_offered_where_nodes_are_small_or_have_them(
+    gpus: int, gpu: str | None, with_grace: bool
+) -> None:
+    """No node of eight is sold with GB200."""
+    cluster = from_dict({"cluster": {"gpus_per_node": gpus, "gpu": gpu}}).cluster
+    found = {device.name for device in devices.offered(cluster)}
+    grace = {name for name in devices.DEVICES if name.startswith(("GB", "GH"))}
+    assert len(grace) > 2 and found == {*devices.DEVICES} - (set() if with_grace else grace)
