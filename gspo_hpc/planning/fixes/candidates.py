@@ -194,15 +194,16 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     apart = plan.layout.get("gpus_set_apart_per_node", 0)
     each = max(1, gpus - apart)
     grid = math.lcm(attention, experts)
-    nodes = _multiples(grid // math.gcd(grid, each), cluster.nodes)
-    training = _multiples(grid // math.gcd(grid, cluster.nodes), each)  # GPUs of a node
+    present = max(1, config.training_nodes)
+    nodes = _multiples(grid // math.gcd(grid, each), present)  # that train
+    training = _multiples(grid // math.gcd(grid, present), each)  # GPUs of a node
     gbs = config.batch.global_batch_size
     prompts = plan.quantities.get("num_rollout_prompts", 0)
     for number in {gbs or 0, int(prompts)} - {0}:
         worlds = [groups * attention for groups in divisors(number)]
         nodes |= {world // each for world in worlds if world % each == 0}
-        training |= {world // cluster.nodes for world in worlds if world % cluster.nodes == 0}
-    found["cluster.nodes"] = {count for count in nodes if count > 0}
+        training |= {world // present for world in worlds if world % present == 0}
+    found["cluster.nodes"] = {cluster.nodes - config.training_nodes + count for count in nodes if count > 0}
     machines = {*range(1, 17), 32, 64, 72} | _multiples(config.rollout.tensor_parallel_size, gpus)
     machines |= {apart + count for count in training if count <= MOST_GPUS_PER_NODE}
     found["cluster.gpus_per_node"] = {count for count in machines if count <= _most_gpus(config)}

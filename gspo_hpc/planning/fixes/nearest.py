@@ -31,6 +31,7 @@ _LONGEST = 6  # changes of one repair
 _VALUES = 8  # of a setting that are tried in one place
 _ALL = 99  # broken rules: all of them are wanted
 _MEMORY_COST = 4  # plans that take as long as one with its memory
+_OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")  # set apart, they leave fewer ranks
 
 
 class _Way(NamedTuple):
@@ -131,14 +132,20 @@ class Nearest:
         return found
 
     def _learn(self, plan: PlanBuilder, steps: Sequence[_Step]) -> None:
-        """Note the settings that have a part in broken rules that are new, and their smallest change."""
+        """Note the settings that have a part in broken rules that are new, and their smallest change.
+
+        Engines that are set apart leave fewer ranks: two changes, of which neither is enough alone, may be the nearest.
+        """
+        of_ranks = {item.rule for item in plan.broken if plan.server and "world_size" in item.message}
         for item in plan.broken:
             if item.rule not in self.settings:
                 mending = {step.change.key for step in steps if item.rule not in step.left}
-                self.settings[item.rule] = mending | {*mentioned(item.message)}
+                apart = _OF_ENGINES if item.rule in of_ranks else ()
+                self.settings[item.rule] = mending | {*mentioned(item.message), *apart}
         for rule in {item.rule for item in plan.broken} - self.least.keys():
             own = [step for step in steps if step.change.key in self.settings[rule]]
-            alone = [step for step in own if rule not in step.left and _size(step) < distances.Size.HARDWARE]
+            here = [step for step in own if _size(step) < distances.Size.HARDWARE]
+            alone = [step for step in here if rule not in step.left or rule in of_ranks]
             self.least[rule] = min((step.change.distance for step in alone or own), default=0.0)
 
     def _tried(self, way: _Way, plan: PlanBuilder, only: AbstractSet[str] | None, within: float) -> Iterator[_Step]:

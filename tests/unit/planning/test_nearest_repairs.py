@@ -157,6 +157,36 @@ def test_the_nearest_sizes_that_fit_together_are_offered(sections: dict[str, Any
     assert {*first.split()} in [{*str(fix).split()} for fix in repair.offered(from_dict(raw))]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "rollout", "first"),
+    [
+        (
+            {"nodes": 2},
+            {"engines_per_node": 3},
+            "rollout.tensor_parallel_size=2 rollout.engines_per_node=2 parallel.tensor_model_parallel_size=2",
+        ),
+        ({"nodes": 4, "generation_nodes": 1}, {}, "rollout.tensor_parallel_size=4 cluster.nodes=5"),
+    ],
+    ids=["beside the ranks", "on nodes of their own"],
+)
+def test_engines_that_are_set_apart_and_ranks_are_fitted_to_each_other(
+    cluster: dict[str, int], rollout: dict[str, int], first: str
+) -> None:
+    """Ranks too few for a layout: fewer engines, or engines of fewer GPUs, were no part of what mends that."""
+    config = BASES["qwen2.5_32b_tp4_pp4"]
+    sections = {
+        "cluster": {"gpus_per_node": 8, "gpu": "H200", **cluster},
+        "rollout": {"mode": "server", "tensor_parallel_size": 3, **rollout},
+    }
+    faults = [
+        Change(f"{name}.{key}", None, value) for name, values in sections.items() for key, value in values.items()
+    ]
+    offered = repair.offered(with_all(config, faults))
+    assert {*first.split()} in [{*str(fix).split()} for fix in offered], [*map(str, offered)]
+    if "generation_nodes" not in cluster:
+        assert {*first.split()} == {*str(offered[0]).split()}
+
+
 def test_a_size_that_fits_larger_nodes_is_tried_before_nodes_are_changed() -> None:
     """An engine of 8 GPUs is over two nodes of 6, which is only planned: it was given up, and one of 4 offered."""
     faults = {

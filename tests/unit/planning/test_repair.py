@@ -254,7 +254,7 @@ def test_nodes_that_are_larger_than_a_board_may_be_proposed_where_one_has_them()
 
 
 def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
-    """Nothing was said: no change of one setting leaves a node to train, and none was taken that left it uncounted."""
+    """Nothing was said: no change of one setting leaves nodes enough to train, and none was taken that left a rest."""
     cluster = {"nodes": 1, "gpus_per_node": 2, "gpu": "B300", "generation_nodes": 1}
     parallel = {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 8}
     rollout = {"max_prompt_length": 2048, "max_response_length": 16384, "mode": "server"}
@@ -263,7 +263,8 @@ def test_part_is_repaired_where_the_gpus_that_train_cannot_be_counted() -> None:
     config = from_dict({"model": {"path": "Qwen3-235B-A22B"}, **sections})
     assert "experts_need_sequence_parallel" in {item.rule for item in make_plan(config).broken}
     (found,) = repair.find_all(config)
-    assert str(found) == "parallel.sequence_parallel=true" and found.left == ("generation_nodes_leave_some_to_train",)
+    assert {"parallel.tensor_model_parallel_size=1", "cluster.nodes=5"} < {*str(found).split()}
+    assert found.left == ("trainer_fits_gpu_memory",), "four nodes beside the one that generates have a rank an expert"
 
 
 @pytest.mark.parametrize("first", [0, 1])
