@@ -111,7 +111,7 @@ _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|hgx|dgx|sxm\d?|hbm\d?e?|ac|gpu|generation|blackwell|(?:max-)?q|max|server|workstation"
     r"|edition|nvl\d+|grace|hopper|tensor|core|superchip"
 )
-_PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=ti\b)")  # RTX 6000 Ada is RTX6000Ada here
+_PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=(?:ti|s)\b)")  # RTX 6000 Ada is RTX6000Ada here
 _GRACE = re.compile(r"(?i)g[bh][-_ ]?\d")  # names of devices on the board of such a CPU
 _MOST_BESIDE_GRACE = 4
 _LETTERS = re.compile(r"(?<![a-z\d])(g[bh]|[abhl])-(?=\d)")  # GB-200 is GB200

@@ -183,7 +183,14 @@ def test_every_device_is_found_by_its_own_name_and_in_every_spelling() -> None:
 @pytest.mark.parametrize(
     ("said", "name"),
     [
-        *[("gb-200", "GB200-186GB"), ("B-300", "B300-288GB"), ("h_100", "H100-80GB"), ("NVIDIA H 200", "H200-141GB")],
+        *[
+            ("L40_S", "L40S-48GB"),
+            ("l40-s", "L40S-48GB"),
+            ("gb-200", "GB200-186GB"),
+            ("B-300", "B300-288GB"),
+            ("h_100", "H100-80GB"),
+            ("NVIDIA H 200", "H200-141GB"),
+        ],
         *[("A-100-40GB", "A100-40GB"), ("l 40s", "L40S-48GB"), ("h-200 nvl", "H200-NVL-141GB"), ("h200", "H200-141GB")],
     ],
 )
