@@ -1,4 +1,7 @@
-"""What the plan and the config refuse for vLLM's sake is what the installed vLLM refuses, and no more."""
+"""What the plan and the config refuse for vLLM's sake is what the installed vLLM refuses, and no more.
+
+vLLM is imported by the tests alone: each worker collects this file, and one of them runs it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,6 @@ import inspect
 from typing import Any
 
 import pytest
-import vllm
-from vllm.config.scheduler import SchedulerConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.utils.torch_utils import set_random_seed
 
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.loader import ConfigError, from_dict
@@ -23,6 +21,8 @@ from gspo_hpc.training.bringup import engine_settings
 
 def is_taken(name: str, value: Any) -> bool:
     """By vLLM, as it stands: below some temperature it takes another one."""
+    from vllm.sampling_params import SamplingParams
+
     try:
         made = SamplingParams(**{name: value})
     except Exception as error:  # of vLLM's own class, which in 0.32 is no ValueError
@@ -55,6 +55,8 @@ def test_sampling_is_refused_where_vllm_refuses(name: str, values: tuple[float, 
 @pytest.mark.parametrize("sequences", [256, 257])
 @pytest.mark.parametrize("chunked", [True, False])
 def test_batches_of_an_engine_are_refused_where_vllm_refuses(tokens: int, sequences: int, chunked: bool) -> None:
+    from vllm.config.scheduler import SchedulerConfig
+
     engine = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences, "enable_chunked_prefill": chunked}
     plan = make_plan(from_dict({"rollout": {"max_prompt_length": 128, "max_response_length": 128, "engine": engine}}))
     try:
@@ -66,6 +68,9 @@ def test_batches_of_an_engine_are_refused_where_vllm_refuses(tokens: int, sequen
 
 def test_no_argument_of_vllm_is_taken_for_the_slip_of_another() -> None:
     """The list of arguments is that of version 0.32; in another version those that it lacks are no slips either."""
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+
     own = {field.name for field in dataclasses.fields(EngineArgs)} - {"_api_process_count", "_api_process_rank"}
     assert [name for name in sorted(own) if slip_of(name)] == []
     here = installed.vllm()
@@ -85,6 +90,8 @@ def test_no_argument_of_vllm_is_taken_for_the_slip_of_another() -> None:
 
 
 def test_any_seed_of_a_run_is_one_of_an_engine() -> None:
+    from vllm.utils.torch_utils import set_random_seed
+
     with pytest.raises(ValueError, match="between 0 and"):
         set_random_seed(2**32)
     config = from_dict({"run": {"seed": 2**63 - 1}, "cluster": {"platform": "cpu"}})

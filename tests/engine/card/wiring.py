@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_hpc.engine import host, plugin
+from gspo_hpc.engine import host
 from gspo_hpc.engine.client import EngineDied
 from tests.engine.card.memory import UUID, Card, Pool
 
@@ -116,6 +116,8 @@ class Engines:
         from vllm.entrypoints.llm import LLM
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
+
+        from gspo_hpc.engine import plugin
 
         plugin.register()  # vLLM calls it in each of its processes
         assert arguments["enable_sleep_mode"]

@@ -6,6 +6,7 @@ divides otherwise than vLLM, heads that are copied where ranks are more than the
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.estimates import memory, parameters
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 CASES = [
     *(("Qwen2.5-7B", ranks) for ranks in (1, 2, 4)),
     *(("Qwen3-0.6B", ranks) for ranks in (1, 2)),

@@ -361,9 +361,14 @@ NAMED = re.compile(r"gspo-hpc ([a-z]+)( [A-Z]{2,}(?: (?:[A-Z]{2,}|N|--?[a-z][\w-
 
 
 def named_commands() -> list[str]:
-    """Return the commands in texts of the package that have arguments, as they stand there."""
+    """Return the commands in texts of the package that have arguments, as they stand there.
+
+    Every worker of the tests does so before it begins: a file is parsed only if the first word of one may stand in it.
+    """
     found = set()
     for path in paths.PACKAGE.rglob("*.py"):
+        if "gspo-hpc" not in path.read_text("utf-8"):
+            continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= {match.group() for match in NAMED.finditer(" ".join(node.value.split()))}
