@@ -28,7 +28,7 @@ _COST = (
     "added without atomic operations, and sums over ranks neither use NCCL's rings nor overlap with computation; it "
     "has not been run on GPUs yet (docs/exactness.md)"
 )
-_BEFORE_HOPPER = re.compile(r"A\d|L4|RTX[34A]|RTX6000Ada")  # names of GPUs of compute capability 8
+_BEFORE_HOPPER = re.compile(r"A\d|L[24]|RTX[34A]|RTX\d+Ada")  # names of GPUs of compute capability 8
 # Arguments of vLLM with which its kernels are not known to be independent of the batch.
 _NOT_INVARIANT = ("quantization", "speculative_config", "enable_dbo", "kv_cache_dtype", "cpu_offload_gb")
 

@@ -45,3 +45,24 @@ def test_a_thread_that_cannot_begin_fails_the_save(tmp_path: Path, monkeypatch: 
     with pytest.raises(RuntimeError, match="no such device"):
         one.wait(20)
     assert not staging.exists()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_first_save_verifies_what_ranks_hold_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a pass over all tensors of all ranks, and finds a layout that leaves a piece out before it is needed."""
+    checks = list[bool]()
+
+    def prepare(*arguments: Any, check: bool, **options: Any) -> Any:
+        checks.append(check)
+        return dict
+
+    monkeypatch.setattr(saver.sharded, "prepare", prepare)
+    ranks = SimpleNamespace(rank=0, timeout=timedelta(seconds=60), device=torch.device("cpu"))
+    policy: Any = SimpleNamespace(ranks=ranks)
+    one = saver.Saver(policy, background=False)
+    for number in range(3):
+        staging = tmp_path / f"staging-{number}"
+        staging.mkdir()
+        one.save(staging, lambda known: None)
+        one.wait(20)
+    assert checks == [True, False, False]

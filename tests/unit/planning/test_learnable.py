@@ -43,6 +43,7 @@ def warned(*words: str) -> list[str]:
         (("optimizer.lr=1e-10",), "optimizer.lr (1e-10) is too small to change weights"),
         (("optimizer.lr=1",), "optimizer.lr (1) destroys a model"),
         (("optimizer.lr_warmup_steps=200",), "rises at its end, at 5e-07 of 1e-06"),
+        (("optimizer.lr_warmup_steps=100",), "(100) is not below the 100 steps of the run"),
         (("optimizer.weight_decay=1e5",), "optimizer.weight_decay (100000) takes 10% off"),
         (("optimizer.adam_eps=1e-3",), "leaves a weight a gradient of about 1e-05, which is below optimizer.adam_eps"),
         (("optimizer.clip_grad=1e-4",), "optimizer.clip_grad (0.0001) leaves a weight a gradient of about 1e-09"),
