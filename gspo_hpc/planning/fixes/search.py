@@ -107,9 +107,11 @@ class Search:
         models = models[:1] if singles or layout or pairs else models
         found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
         alone = self._like_a_remedy() if self.answered and not singles else []
+        machines = {fix for fix in told.remedies if any(distances.is_of_machines(one.key) for one in fix.changes)}
+        here = [] if self.answered else [fix for fix in told.remedies if fix not in machines]
         # Another model comes last, also of remedies: the nearest first where one fits as it is.
         found = sorted(
-            [*found, *told.remedies, *alone],
+            [*here, *found, *told.remedies, *alone],
             key=lambda fix: (of_model := _is_of_model(fix), fix.distance if of_model and alone else 0.0),
         )
         return without_repeated(found, told.all)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.memory import MemoryRule
 from gspo_hpc.planning.settings import value_of, with_value
 
@@ -96,8 +97,10 @@ def find(search: Search, *, remedies: bool = True) -> Suggested:
 def _remedies(search: Search) -> Iterator[Fix]:
     from gspo_hpc.planning.suggest import remedies  # only here, as above
 
+    also_else = search.topics != {Topic.MEMORY}  # a layout is a part of a repair then, and brings no more than it takes
     for one in remedies.find(search.config):
-        fix = _fix(search, one.changes) or _fix(search, one.changes | one.layout)
+        whole = one.changes | one.layout
+        fix = _fix(search, one.changes) or (_needed(search, whole) if also_else else _fix(search, whole))
         if fix is not None:
             yield fix
 
@@ -107,11 +110,13 @@ def _needed(search: Search, settings: Mapping[str, Any]) -> Fix | None:
     fix = _fix(search, settings)
     if fix is None:
         return None
-    for change in sorted(fix.changes, key=lambda one: one.distance, reverse=True):
-        rest = {one.key: one.value for one in fix.changes if one is not change}
-        less = _fix(search, rest)
-        if less is not None and less.distance < fix.distance:
-            fix = less
+    needless = True
+    while needless:  # what was needed beside another change may be needless without it
+        needless = False
+        for change in sorted(fix.changes, key=lambda one: one.distance, reverse=True):
+            less = _fix(search, {one.key: one.value for one in fix.changes if one is not change})
+            if less is not None and less.distance < fix.distance:
+                fix, needless = less, True
     return search.nearer(fix)
 
 
