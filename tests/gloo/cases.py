@@ -21,6 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import gspo_hpc.policy  # noqa: F401  # before Megatron, whose import alone loads torch's compiler into every rank
+
+# isort: split
 import numpy as np
 import torch
 import torch.distributed as dist
