@@ -314,7 +314,9 @@ def test_a_run_that_stopped_for_memory_starts_again_in_the_same_allocation(
     assert supervisor._decide(Verdict(MEMORY, "planted"), config, run, flag) == supervisor._Last(REQUEUE, requeue=True)
 
 
-def test_a_failure_after_the_signal_of_the_job_goes_back_to_the_queue(slurm: Slurm, run: RunDir, config: Config) -> None:
+def test_a_failure_after_the_signal_of_the_job_goes_back_to_the_queue(
+    slurm: Slurm, run: RunDir, config: Config
+) -> None:
     """Ranks that fail while they stop would be started again in an allocation that ends within seconds."""
     verdict, flag = Verdict("failed", "planted", saved=False), StopFlag()
     fail(run, config)
