@@ -18,6 +18,7 @@ from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
 
+_WHERE_IT_RUNS = re.compile(r"gpu|cpu|xpu|auto|\d+:\d+")  # words of torchrun: all devices, or from 1 to 4 nodes
 _ROUTED_IN_16_BIT = re.compile(r"(?i)qwen.*(-a\d+(\.\d+)?b|moe|3-30b|3-235b)|mixtral|gpt-oss")
 # Names of models that read images.
 SEES = re.compile(
@@ -69,6 +70,9 @@ def positive(draft: Draft, name: str, value: str | None) -> int | None:
         return None
     if is_unset(value):
         unknown(draft, name, value)
+        return None
+    if _WHERE_IT_RUNS.fullmatch(value.strip()):
+        draft.assumed.append(f"{name}={value}: how many these are is known only where it runs; give --gpus N")
         return None
     if not value.strip().isdecimal() or int(value) < 1:
         draft.refuse(f"{name}={value}: must be a whole number, 1 or more")

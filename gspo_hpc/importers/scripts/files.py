@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import heredocs
 from gspo_hpc.importers.scripts.builtins import prefixes
-from gspo_hpc.importers.scripts.places import plain_path, text_at
+from gspo_hpc.importers.scripts.places import folder_of, plain_path, text_at
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -91,13 +92,47 @@ def write(
     else:
         return words, code, ""
     before = _text_before(reader, path) if adds else ""
-    reader.written[path] = before + text if reader.certain and text is not None and before is not None else None
+    known = reader.certain and text is not None and before is not None
+    reader.written[_kept_as(reader, path)] = f"{before}{text}" if known else None
     return words, code, path
+
+
+def lose(reader: Reader, names: Iterable[str], text: str | None = None) -> None:
+    """Note files that are changed in a way that is not followed, or have this text from now on."""
+    for name in names:
+        reader.written[_kept_as(reader, name)] = text
+
+
+def written(reader: Reader, folder: str | None = None) -> dict[str, str | None]:
+    """Return the files that the script has written, by the names that they have for commands in a folder.
+
+    `folder` is that of the present commands where it is not given. A path from the root names a file, too.
+    """
+    here = folder_of(reader.scope.values) if folder is None else folder
+    found = dict[str, str | None]()
+    for path, text in reader.written.items():
+        whole = os.path.join(_top(reader), path)
+        alike = os.path.isabs(here) == os.path.isabs(path)
+        found |= {whole: text, os.path.relpath(path, here or ".") if alike or not here else path: text}
+        if os.path.isabs(here):
+            found[os.path.relpath(whole, here)] = text
+    return found
+
+
+def _kept_as(reader: Reader, name: str) -> str:
+    """Return the path of a file that commands name, from the folder in which the script is started."""
+    path = os.path.normpath(os.path.join(folder_of(reader.scope.values), name))
+    below = os.path.join(_top(reader), "")
+    return path.removeprefix(below) if os.path.isabs(path) else path
+
+
+def _top(reader: Reader) -> str:
+    return str(reader.file.parent.absolute()) if reader.file else "/"
 
 
 def _text_before(reader: Reader, path: str) -> str | None:
     """Return what a file has that is added to: nothing if it is not there, None where that is not known."""
     try:
-        return text_at(path, reader.beside(path), reader.written) or ""
+        return text_at(path, reader.beside(path), written(reader)) or ""
     except (OSError, ValueError):
         return None

@@ -157,7 +157,7 @@ class Reader:
                 for redirect in node.children_by_field_name("redirect"):
                     if redirect.type == "file_redirect" and (names := redirect.children_by_field_name("destination")):
                         place = ((redirect.children[0].type, text_of(names[0], self.scope)),)
-                        self.written.update(dict.fromkeys(files.changed((), place, "")))
+                        files.lose(self, files.changed((), place, ""))
                 return status
             case "variable_assignment":
                 effects.assign(self, node)
@@ -223,7 +223,8 @@ class Reader:
         might = {key: value.might for key, value in lost.items() if value.might}
         where = folder_of(launchers.moved(scope.values, words))
         words = tuple(written_out(words, scope.values, self.file))
-        made = Command(words, shown, unknown, might, dict(self.written), scope.exported, not self.certain, where)
+        written = files.written(self, where)
+        made = Command(words, shown, unknown, might, written, scope.exported, not self.certain, where)
         (self.found if self.certain else self.possible).append(made)
 
     # -- simple commands
@@ -269,9 +270,8 @@ class Reader:
         self.scope.given = outer
         if ends and words and not self.ended and self.exits:
             self.ended = "exit"
-        for name in files.changed(words, redirects, document):
-            if name != path:
-                self.written[name] = "" if words and words[0] == "rm" and self.certain else None
+        others = [name for name in files.changed(words, redirects, document) if name != path]
+        files.lose(self, others, "" if words and words[0] == "rm" and self.certain else None)
         self.scope.batch = batch
         if before is not None and (words or outside):
             self.scope.restore(before, given | {f"export {name}" for name in given})  # all else that it sets stays

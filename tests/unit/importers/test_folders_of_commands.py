@@ -248,3 +248,33 @@ def test_the_folder_of_the_script_is_known_in_its_usual_forms(folder: str, tmp_p
     (tmp_path / "e.sh").write_text("LR=2e-6\n")
     found = convert(f'DIR="{folder}"\n. "$DIR/e.sh"\n{RUN} --learning_rate $LR\n', folder=tmp_path, name="run.sh")
     assert not found.open and found.config.optimizer.lr == 2e-6
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "mkdir -p s; cd s; cat > e.sh <<E\nLR=7e-6\nE\ncd ..; . ./e.sh",
+        "mkdir -p s\n(cd s; echo LR=7e-6 > e.sh); . ./e.sh",
+        "mkdir -p s; pushd s; echo LR=7e-6 > e.sh; popd; . ./e.sh",
+        "mkdir -p s; cd s; echo LR=7e-6 > e.sh; . ./e.sh",
+        'D=$(cd "$(dirname "$0")"; pwd); echo LR=7e-6 > "$D/e.sh"; . ./e.sh',
+        'D="$(dirname "$(readlink -f "$0")")"; mkdir -p $D/s; echo LR=7e-6 > $D/s/k.sh; cd s; . ./k.sh',
+        "echo LR=7e-6 > n.sh; mkdir -p s; cd s; . ../n.sh",
+        "mkdir -p s; echo LR=7e-6 > s/n.sh; cd s; . ./n.sh",
+        'echo LR=7e-6 > "$PWD/n.sh"; . ./n.sh',
+        "mkdir -p s; cd s; echo LR=7e-6 > ../n.sh; cd ..; . ./n.sh; echo LR=9e-6 >> s/n.sh; . ./n.sh",
+        "mkdir -p s; cd s; echo LR=7e-6 > e.sh; rm ../e.sh; . ./e.sh",
+    ],
+)
+def test_a_file_that_a_script_writes_is_the_one_in_its_folder(script: str, tmp_path: Path) -> None:
+    """One of the same name beside the script was taken for it, and the other way round. As bash does it."""
+    text = f"{script}\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    folders = tmp_path / "read", tmp_path / "run"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "e.sh").write_text("LR=2e-6\n")
+        (folder / "run.sh").write_text(text)
+    rate = convert(text, folder=folders[0], name="run.sh").config.optimizer.lr
+    line = "swift() { echo ${@: -1}; }; export -f swift; bash run.sh"
+    done = subprocess.run(["bash", "-c", line], cwd=folders[1], capture_output=True, text=True, timeout=20)
+    assert float(done.stdout.split()[-1]) == rate, done.stderr

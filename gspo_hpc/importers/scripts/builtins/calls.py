@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts import files
 from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import parse
 from gspo_hpc.importers.scripts.places import find_file, text_at
@@ -104,7 +105,7 @@ def path_of(reader: Reader, name: str) -> str:
 
 def _text(reader: Reader, name: str) -> str | None:
     try:
-        return text_at(name, reader.beside(name), reader.written)
+        return text_at(name, reader.beside(name), files.written(reader))
     except (ValueError, OSError):
         return None
 

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from gspo_hpc.importers.scripts import files
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.builtins import emptied
 from gspo_hpc.importers.scripts.builtins.calls import DEEPEST, path_of
@@ -150,7 +151,7 @@ def of_file(reader: Reader, name: str, program: str) -> Commands:
     if is_unset(name):
         raise NotReadError(f"{starts}, and its name is known only when the script runs: convert that script itself")
     try:
-        text = text_at(name, reader.beside(name), reader.written)
+        text = text_at(name, reader.beside(name), files.written(reader))
     except (ValueError, OSError) as error:
         raise NotReadError(f"{starts}: {error}") from None
     if text is None:
