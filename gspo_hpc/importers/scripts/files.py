@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os.path
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts import heredocs
 from gspo_hpc.importers.scripts.builtins import prefixes
-from gspo_hpc.importers.scripts.places import folder_of, plain_path, text_at
+from gspo_hpc.importers.scripts.places import folder_of, is_pattern, plain_path, text_at
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _READ_LATER = re.compile(r"[\w./${}@+-]+\.(?:ya?ml|json|sh|py|toml)\b")
 _WRITES = re.compile(r"""write|dump|['"][wa]\+?['"]""")
 _IN_PLACE = re.compile(r"-\w*i|--in-?place|--inplace")
+_EDITORS = ("sed", "perl", "yq")
+_SCRIPT = re.compile(r"-[A-Za-z]*e|--expression")  # of an editor: what it does stands behind
+_LAUNCHERS = "srun mpirun sudo nice timeout stdbuf setsid taskset ionice chrt numactl doas".split()
 _LAST = ("cp", "mv", "install", "ln", "rsync", "envsubst")
 _OUTPUT = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document")}
 
@@ -35,25 +39,27 @@ def echoed(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[
 
 
 def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: str) -> Iterator[str]:
-    """Yield the files that a command writes or changes. `code`: the here-document that it reads."""
+    """Yield the files that a command writes or changes, or patterns of their names.
+
+    `code`: the here-document that it reads.
+    """
     for sign, name in redirects:
         if ">" in sign and name and not name.startswith("/dev/"):
             yield plain_path(name)
+    words = _behind_launcher(words)
     if not words:
         return
     name, *rest = words
     name = name.rpartition("/")[2]
     plain = [word for word in rest if not word.startswith("-")]
-    if (name in ("sed", "perl", "yq") and any(map(_IN_PLACE.match, rest))) or name in (
-        "tee",
-        "rm",
-        "ed",
-        "ex",
-        "truncate",
-    ):
+    if name in _EDITORS and any(map(_IN_PLACE.match, rest)):
+        yield from map(_pattern, _operands(rest))
+    elif name in ("tee", "rm", "ed", "ex", "truncate"):
         yield from map(plain_path, plain)
-    elif name in _LAST and len(plain) > 1:
-        yield plain_path(plain[-1])
+    elif name in ("find", "xargs"):
+        yield from _of_found(name, rest)
+    elif name in _LAST:
+        yield from _copied(rest, plain)
     elif name in _OUTPUT:
         yield from (plain_path(after) for word, after in zip(rest, rest[1:], strict=False) if word in _OUTPUT[name])
     elif re.fullmatch(r"python3?(\.\d+)?|perl|ruby|node", name):
@@ -61,6 +67,50 @@ def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: st
         for text in (*texts, *([code] if not plain or "-" in rest else [])):
             if _WRITES.search(text):
                 yield from map(plain_path, _READ_LATER.findall(text))
+
+
+def _behind_launcher(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of an editor that a launcher starts, and those of any other command as they are."""
+    if not words or words[0].rpartition("/")[2] not in _LAUNCHERS:
+        return words
+    names = [word.rpartition("/")[2] for word in words]
+    return next((words[at:] for at, name in enumerate(names) if name in _EDITORS or name in _LAST), words)
+
+
+def _operands(rest: Sequence[str]) -> list[str]:
+    """Return the files among the words of an editor: all but its options, and what it does to them."""
+    scripts = [at + 1 for at, word in enumerate(rest) if _SCRIPT.fullmatch(word)]
+    plain = [word for at, word in enumerate(rest) if word[:1] != "-" and at not in scripts]
+    return plain if scripts or any(word.startswith("--expression=") for word in rest) else plain[1:]
+
+
+def _pattern(word: str) -> str:
+    """Return the pattern of the names that a word of a command may be: any text in the place of what is not known."""
+    found = re.fullmatch(r"\$\(echo (.*)\)", word)
+    return re.sub(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))", "*", plain_path(found[1] if found else word))
+
+
+def _of_found(name: str, rest: Sequence[str]) -> Iterator[str]:
+    """Yield patterns of the files that find or xargs has an editor change."""
+    at = next((at for at, word in enumerate(rest) if word.rpartition("/")[2] in _EDITORS), None)
+    if at is None or not any(map(_IN_PLACE.match, rest[at:])):
+        return
+    names = [after for word, after in zip(rest, rest[1:], strict=False) if word in ("-name", "-iname")]
+    for one in names if name == "find" and names else ("*",):
+        yield from (_pattern(one), f"*/{_pattern(one)}")
+
+
+def _copied(rest: Sequence[str], plain: Sequence[str]) -> Iterator[str]:
+    """Yield the files that a copy writes: its last word, or files of the same names in that folder."""
+    given = [after for word, after in zip(rest, rest[1:], strict=False) if word in ("-t", "--target-directory")]
+    given += [word.partition("=")[2] for word in rest if word.startswith("--target-directory=")]
+    if not given and len(plain) < 2:
+        return
+    to, sources = (given[0], [word for word in plain if word != given[0]]) if given else (plain[-1], plain[:-1])
+    yield plain_path(to)
+    for source in sources:
+        name = "*" if source.endswith("/.") else _pattern(source).rpartition("/")[2]
+        yield os.path.normpath(os.path.join(plain_path(to), name))
 
 
 def refuse_placeholder(redirects: Sequence[tuple[str, str]], line: int) -> None:
@@ -100,7 +150,10 @@ def write(
 def lose(reader: Reader, names: Iterable[str], text: str | None = None) -> None:
     """Note files that are changed in a way that is not followed, or have this text from now on."""
     for name in names:
-        reader.written[_kept_as(reader, name)] = text
+        path = _kept_as(reader, name)
+        if is_pattern(path):
+            reader.written |= dict.fromkeys(fnmatch.filter(reader.written, path), None)
+        reader.written[path] = text
 
 
 def written(reader: Reader, folder: str | None = None) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
@@ -27,10 +28,16 @@ def plain_path(name: str) -> str:
     return os.path.normpath(_HERE.sub("", name))
 
 
+def is_pattern(path: str) -> bool:
+    """Tell whether the name of a file that a script changes is a pattern: which files have it is not known."""
+    return "*" in path or "?" in path
+
+
 def written_text(name: str, written: Mapping[str, str | None]) -> str | None:
     """Return the text of a file that a script has written, None if it has not. Raises ValueError if it is not known."""
     path = plain_path(name)
-    if path in written and written[path] is None:
+    patterns = (one for one, text in written.items() if text is None and is_pattern(one))
+    if written.get(path, "") is None or (path not in written and any(fnmatch(path, one) for one in patterns)):
         raise ValueError(
             f"{name} is changed by the script in a way that is not followed: put its final text beside the script, and "
             "take out the commands that write it"

@@ -278,3 +278,46 @@ def test_a_file_that_a_script_writes_is_the_one_in_its_folder(script: str, tmp_p
     line = "swift() { echo ${@: -1}; }; export -f swift; bash run.sh"
     done = subprocess.run(["bash", "-c", line], cwd=folders[1], capture_output=True, text=True, timeout=20)
     assert float(done.stdout.split()[-1]) == rate, done.stderr
+
+
+CHANGED = [
+    "sed -i s/4/5/ *.yaml",
+    "for f in *.yaml; do sed -i s/4/5/ $f; done",
+    'find . -name "*.yaml" -exec sed -i s/4/5/ {} +',
+    "ls *.yaml | xargs sed -i s/4/5/",
+    "srun -N1 sed -i s/4/5/ c.yaml",
+    "perl -pi -e s/4/5/ c.yaml",
+    "yq -i .learning_rate=1 c.yaml",
+    'sed -i "$ d" c.yaml',
+    "cp s/c.yaml .",
+    "cp s/* ./",
+    "cp -r s/. .",
+    "cp -t . s/c.yaml",
+    "mv -f s/c.yaml ./",
+    "cd s; cp c.yaml ..; cd ..",
+]
+LEFT = [
+    "sed -i s/4/5/ *.sh",
+    "sed -i 's/.*yaml/x/' other.sh",
+    "sed -i s/4/5/ $SITE/packages/a.py",
+    'find . -name "*.py" -exec sed -i s/4/5/ {} +',
+    "cp c.yaml s/",
+    "cp s/other.yaml .",
+    "rm -rf $OUT; echo x > $LOG",
+    "sed s/4/5/ c.yaml > other.yaml",
+    "sed -i s/4/5/ *.yaml; cat > c.yaml <<E\n{}E",
+]
+
+
+@pytest.mark.parametrize(("commands", "changed"), [*((one, True) for one in CHANGED), *((one, False) for one in LEFT)])
+def test_a_file_that_commands_change_is_not_read_as_it_was(commands: str, changed: bool, tmp_path: Path) -> None:
+    text = "rlhf_type: grpo\nmodel: q\ndataset: d\nnum_generations: 8\nlearning_rate: 4e-6\n"
+    (tmp_path / "s").mkdir()
+    for folder in (tmp_path, tmp_path / "s"):
+        (folder / "c.yaml").write_text(text)
+    script = f"{commands.replace('{}E', f'{text}E')}\nswift rlhf --config c.yaml\n"
+    if changed:
+        with pytest.raises(ValueError, match="changed by the script in a way that is not followed"):
+            convert(script, folder=tmp_path, name="run.sh")
+    else:
+        assert convert(script, folder=tmp_path, name="run.sh").config.optimizer.lr == 4e-6
