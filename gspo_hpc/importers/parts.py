@@ -64,6 +64,11 @@ def unknown(draft: Draft, name: str, value: str) -> None:
     draft.around.append(f"{name}={value}")
 
 
+def is_of_machine(value: str) -> bool:
+    """Tell whether a count is a word of torchrun for what the machine has, or for any number in a range."""
+    return _WHERE_IT_RUNS.fullmatch(value.strip()) is not None
+
+
 def positive(draft: Draft, name: str, value: str | None) -> int | None:
     """Return a count from an environment variable or an option of the launcher, None if it is not known."""
     if value is None or value is True:
@@ -71,7 +76,7 @@ def positive(draft: Draft, name: str, value: str | None) -> int | None:
     if is_unset(value):
         unknown(draft, name, value)
         return None
-    if _WHERE_IT_RUNS.fullmatch(value.strip()):
+    if is_of_machine(value):
         draft.assumed.append(f"{name}={value}: how many these are is known only where it runs; give --gpus N")
         return None
     if not value.strip().isdecimal() or int(value) < 1:

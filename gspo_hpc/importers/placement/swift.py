@@ -32,7 +32,7 @@ _SAMPLING = (
     "max_new_tokens temperature top_k top_p repetition_penalty num_beams stop_words seed presence_penalty "
     "frequency_penalty"
 ).split()
-_UNSET = "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set"
+_UNSET = "the run gets neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES"
 
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
@@ -62,8 +62,11 @@ def machines(draft: Draft, gpus: int | None, placed: tuple[int, int] | None = No
     draft.credit("cluster.nodes", "nnodes", "train.gpus")
     draft.credit("cluster.gpus_per_node", "train.gpus")
     each = each or versions.processes(draft, env)
-    unknown = [name for name in ("NPROC_PER_NODE", "nproc_per_node", "CUDA_VISIBLE_DEVICES") if is_unset(env.get(name))]
+    named = ("NPROC_PER_NODE", "nproc_per_node", "CUDA_VISIBLE_DEVICES")
+    unknown = [name for name in named if is_unset(env.get(name)) or parts.is_of_machine(env.get(name, ""))]
     told = f"how many GPUs train is not known ({', '.join(unknown)})" if unknown else _UNSET
+    if not unknown and (why := draft.unknown.get("*")):
+        told = f"how many GPUs train is not known (NPROC_PER_NODE {why})"
     return parts.machines(draft, nodes, each, gpus, told)
 
 

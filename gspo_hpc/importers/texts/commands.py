@@ -257,15 +257,11 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
 def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
     """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
     words, command = command.words, handed_on.followed(command, launched)
-    variables = {name: value for name, value in command.variables.items()
-                 if not name.startswith("WANDB_") or name in command.exported}  # fmt: skip
-    perhaps = {name: why for name in command.variables if (why := command.unknown.get(f"export {name}"))}
-    variables |= {name: f"${name}" for name in perhaps if name.startswith("WANDB_")}
+    variables, perhaps, notes = handed_on.environment(command)
     launcher, _ = options(words[:launched])
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)
     variables = programs.included(words[:launched], launcher) | variables
-    notes: list[str] = []
     left: dict[str, str] = {}
     might, places = dict[str, tuple[str, ...]](), dict[str, str]()
     if omitted := next((word for word in words[first:] if word in _OMITTED), ""):
@@ -319,7 +315,7 @@ def _positional(
     if source.startswith("swift") and isinstance(values.get("config"), str):
         before = [*before, values.pop("config")]
     for word in before:
-        if source.startswith("swift") and word.endswith((".yaml", ".yml")):
+        if source.startswith("swift") and word.endswith((".yaml", ".yml", ".json")):
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             documents.refuse_misspelt(word, given, source)
             places |= dict.fromkeys(given.keys() - values, word)

@@ -64,7 +64,7 @@ def from_yaml(
         return Found(source, resolved(values, {}), {"config_name": bases[0]} if bases else {}, [])
     values = {str(key): value for key, value in raw.items()}
     if source == "trl":
-        around = {key: str(values[key]) for key in ACCELERATE if key in values}
+        around = environment(values, "env") | {key: str(values[key]) for key in ACCELERATE if key in values}
         run = Found(source, values, {**around, "yaml": name}, [])
         comments = " ".join(re.findall(r"(?m)^[ \t]*#(.*)$", text))
         return of_grpo(run, name, folder, asked, comments)
@@ -98,11 +98,17 @@ def _is_accelerates(raw: Mapping[Any, Any]) -> bool:
     return "distributed_type" in raw and not any(name in raw for name in _TRAINING)
 
 
+def environment(values: dict[str, Any], name: str) -> dict[str, str]:
+    """Take the variables that a YAML sets for the run out of its values: of ms-swift under ENV, of TRL under env."""
+    if not isinstance(values.get(name), Mapping):
+        return {}
+    return {str(key): str(value) for key, value in values.pop(name).items()}
+
+
 def swift_values(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Return the arguments of a YAML of ms-swift, the variables that it sets, and what it gives in vain, with why."""
     values = {str(name): value for name, value in raw.items()}
-    env = values.pop("ENV", None)
-    variables = {str(key): str(value) for key, value in env.items()} if isinstance(env, Mapping) else {}
+    variables = environment(values, "ENV")
     values, left = _workers(values)
     return values, variables, left
 

@@ -321,3 +321,12 @@ def test_a_file_that_commands_change_is_not_read_as_it_was(commands: str, change
             convert(script, folder=tmp_path, name="run.sh")
     else:
         assert convert(script, folder=tmp_path, name="run.sh").config.optimizer.lr == 4e-6
+
+
+@pytest.mark.parametrize("home", ["~/s", "~", "~user/s"])
+def test_the_home_of_whoever_runs_it_is_no_folder_beside_the_script(home: str, tmp_path: Path) -> None:
+    (tmp_path / home).mkdir(parents=True)
+    for folder, rate in ((tmp_path, "2e-6"), (tmp_path / home, "3e-6")):
+        (folder / "e.sh").write_text(f"LR={rate}\n")
+    text = f"cd {home}; . ./e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    assert convert(text, folder=tmp_path, name="run.sh").config.optimizer.lr != 3e-6

@@ -44,6 +44,12 @@ def test_a_program_sees_what_its_launcher_hands_on(start: str, gpus: int) -> Non
     assert found.config.cluster.gpus_per_node == gpus
 
 
+def test_what_env_takes_away_and_sets_again_is_set(tmp_path: Path) -> None:
+    (tmp_path / "i.sh").write_text(f"{RUN} --learning_rate ${{LR:-1e-6}}\n")
+    start = "export LR=3e-6\nsrun env -u LR LR=2e-6 bash i.sh\n"
+    assert convert(start, folder=tmp_path, name="run.sh").config.optimizer.lr == 2e-6
+
+
 @pytest.mark.parametrize("start", ["env A=1 nice env -u B A=2", "nice env -u A B=3", "timeout 9 env --unset=B A=4"])
 def test_env_behind_a_launcher_is_read_as_it_is_run(start: str, tmp_path: Path) -> None:
     told = subprocess.run(

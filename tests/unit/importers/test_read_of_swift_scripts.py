@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,10 +283,57 @@ def test_a_server_of_trl_behind_a_condition_is_read(words: str, mode: str) -> No
 
 
 def test_numbers_of_gpus_that_are_not_known_are_not_called_unset() -> None:
-    text = "neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES is set"
+    text = "the run gets neither NPROC_PER_NODE nor CUDA_VISIBLE_DEVICES"
     unknown = convert(f"export NPROC_PER_NODE=$(nvidia-smi -L | wc -l)\n{RUN}")
     assert told(unknown, "how many GPUs train is not known (NPROC_PER_NODE): 1 GPU is assumed")
     assert not told(unknown, text) and told(convert(RUN), text)
+    for lost in (
+        "export $(grep -v '^#' .env | xargs)",
+        "source .env",
+        'while read -r k v; do export "$k=$v"; done < env',
+    ):
+        found = convert(f"{lost}\n{RUN}")
+        assert told(found, "how many GPUs train is not known (NPROC_PER_NODE may be set by ") and not told(found, text)
+
+
+@pytest.mark.parametrize("count", ["gpu", "auto", "cpu"])
+def test_words_of_torchrun_for_what_a_machine_has_are_not_refused(count: str) -> None:
+    swift = f"torchrun --nproc_per_node={count} -m swift.cli.rlhf {RUN.partition('rlhf ')[2]}"
+    trl = f"torchrun --nproc_per_node {count} grpo.py --model_name_or_path q --dataset_name d --num_generations 8"
+    trl += " --per_device_train_batch_size 8 --max_steps 5"
+    for name, text in (("NPROC_PER_NODE", swift), ("nproc_per_node", trl)):
+        assert told(convert(text), f"{name}={count}: how many these are is known only where it runs; give --gpus N")
+        assert convert(text, gpus=4).config.cluster.gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "hidden"),
+    [
+        ("NPROC_PER_NODE=4\n", 1, "NPROC_PER_NODE=4"),
+        ("NPROC_PER_NODE=4; ", 1, "NPROC_PER_NODE=4"),
+        ("NPROC_PER_NODE=${NPROC_PER_NODE:-8}\n", 1, "NPROC_PER_NODE=8"),
+        ("export NPROC_PER_NODE=4; export -n NPROC_PER_NODE\n", 1, "NPROC_PER_NODE=4"),
+        ("NNODES=2\nNPROC_PER_NODE=4 ", 4, "NNODES=2"),
+        ("NPROC_PER_NODE=4\nexport NPROC_PER_NODE\n", 4, ""),
+        ("declare -x NPROC_PER_NODE=4\n", 4, ""),
+        ("set -a; NPROC_PER_NODE=4; set +a\n", 4, ""),
+        ("NPROC_PER_NODE=4\nsrun env NPROC_PER_NODE=$NPROC_PER_NODE ", 4, ""),
+        ("NPROC_PER_NODE=4 ", 4, ""),
+    ],
+)
+def test_numbers_of_gpus_count_where_they_are_exported(setting: str, gpus: int, hidden: str) -> None:
+    """As bash hands them on: without `export` ms-swift starts one process on one node, and says nothing."""
+    found = convert(f"{setting}{RUN}")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (1, gpus)
+    assert told(found, f"{hidden} is set, but not exported, so that the run does not get it") is bool(hidden)
+
+
+def test_a_config_in_json_is_read_as_one_in_yaml(tmp_path: Path) -> None:
+    given = {"rlhf_type": "grpo", "model": "q", "dataset": "d", "num_generations": 16, "learning_rate": 4e-6}
+    (tmp_path / "c.json").write_text(json.dumps(given))
+    for words in ("swift rlhf c.json", "swift rlhf --config c.json"):
+        config = convert(words, folder=tmp_path, gpus=1).config
+        assert (config.batch.num_generations, config.optimizer.lr) == (16, 4e-6)
 
 
 @pytest.mark.parametrize(("words", "notes"), [("", True), ("--tools_prompt react_en", False)])

@@ -211,3 +211,12 @@ def test_what_is_not_known_is_not_called_absent() -> None:
     assert any(line.startswith("max_prompt_length is not known: ") for line in found.assumed)
     found = convert(SCRIPT.format("", ", max_prompt_length=None", "None"))
     assert any(line.startswith("max_prompt_length is None: ") for line in found.assumed)
+
+
+@pytest.mark.parametrize(("version", "noted"), [("0.14.0", True), ("0.15.2", True), ("0.16.0", False)])
+def test_log_probs_at_temperature_1_are_those_of_versions_up_to_0_15(version: str, noted: bool) -> None:
+    found = convert(f"pip install trl=={version}\n{TRL} --temperature 0.7")
+    assert any("computes log-probs at temperature 1" in text for text in found.differs) is noted
+    assert not any(
+        "temperature 1" in text for text in convert(f"pip install trl=={version}\n{TRL} --temperature 1").differs
+    )

@@ -10,6 +10,8 @@ from dataclasses import replace
 from gspo_hpc.importers.scripts.builtins.launchers import handed_on
 from gspo_hpc.importers.scripts.script import Command
 
+_OF_SIZES = ("NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES")
+
 
 def followed(command: Command, launched: int) -> Command:
     """Return the command with the variables that the program sees; its first `launched` words are the launcher's."""
@@ -22,3 +24,17 @@ def followed(command: Command, launched: int) -> Command:
     variables = {name: value for name, value in command.variables.items() if name not in gone} | given
     unknown = {name: why for name, why in command.unknown.items() if name not in given and name not in gone}
     return replace(command, variables=variables, unknown=unknown, exported=(command.exported - gone) | given.keys())
+
+
+def environment(command: Command) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return the variables of a command, why some are perhaps not exported, and what is to be told.
+
+    Of those that programs read, only what is exported counts, as ``$NAME`` where that is not known.
+    """
+    perhaps = {name: why for name in command.variables if (why := command.unknown.get(f"export {name}"))}
+    read = {name for name in command.variables if name in _OF_SIZES or name.startswith("WANDB_")}
+    hidden = read - command.exported - perhaps.keys()
+    variables = {name: value for name, value in command.variables.items() if name not in hidden}
+    variables |= {name: f"${name}" for name in read & perhaps.keys() - command.exported}
+    told = "is set, but not exported, so that the run does not get it: write export in front of it, or give --gpus N"
+    return variables, perhaps, [f"{name}={command.variables[name]} {told}" for name in _OF_SIZES if name in hidden]

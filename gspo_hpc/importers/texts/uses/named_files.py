@@ -34,6 +34,7 @@ def of_trl(
         if isinstance(given, list):
             raise ValueError(f"--config {' '.join(map(str, given))}: TRL reads one file, and no words after it")
         theirs = documents.named(place, str(given), command.files)
+        variables = variables | documents.environment(theirs, "env")
         places |= dict.fromkeys(theirs.keys() - values, str(given))
         values = {name: theirs[name] for name in theirs if name not in values} | values
         left[f"--config {given}"] = "it is read, and its arguments are taken as part of the command"
