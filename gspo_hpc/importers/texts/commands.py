@@ -257,7 +257,7 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
 def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
     """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
     words, command = command.words, handed_on.followed(command, launched)
-    variables, perhaps, notes = handed_on.environment(command)
+    variables, perhaps, notes = handed_on.environment(command, source)
     launcher, _ = options(words[:launched])
     for name, value in launcher.items():
         variables[name] = str(value[0] if isinstance(value, list) else value)

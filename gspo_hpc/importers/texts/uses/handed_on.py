@@ -11,6 +11,7 @@ from gspo_hpc.importers.scripts.builtins.launchers import handed_on
 from gspo_hpc.importers.scripts.script import Command
 
 _OF_SIZES = ("NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES")
+_ASKED = {"swift": _OF_SIZES, "swift_hf": _OF_SIZES, "trl": _OF_SIZES[2:]}  # of a run whose GPUs these decide
 
 
 def followed(command: Command, launched: int) -> Command:
@@ -26,7 +27,7 @@ def followed(command: Command, launched: int) -> Command:
     return replace(command, variables=variables, unknown=unknown, exported=(command.exported - gone) | given.keys())
 
 
-def environment(command: Command) -> tuple[dict[str, str], dict[str, str], list[str]]:
+def environment(command: Command, source: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return the variables of a command, why some are perhaps not exported, and what is to be told.
 
     Of those that programs read, only what is exported counts, as ``$NAME`` where that is not known.
@@ -37,4 +38,5 @@ def environment(command: Command) -> tuple[dict[str, str], dict[str, str], list[
     variables = {name: value for name, value in command.variables.items() if name not in hidden}
     variables |= {name: f"${name}" for name in read & perhaps.keys() - command.exported}
     told = "is set, but not exported, so that the run does not get it: write export in front of it, or give --gpus N"
-    return variables, perhaps, [f"{name}={command.variables[name]} {told}" for name in _OF_SIZES if name in hidden]
+    lost = [name for name in _ASKED.get(source, ()) if name in hidden]
+    return variables, perhaps, [f"{name}={command.variables[name]} {told}" for name in lost]
