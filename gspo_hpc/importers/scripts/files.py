@@ -164,11 +164,12 @@ def written(reader: Reader, folder: str | None = None) -> dict[str, str | None]:
     here = folder_of(reader.scope.values) if folder is None else folder
     found = dict[str, str | None]()
     for path, text in reader.written.items():
-        whole = os.path.join(_top(reader), path)
         alike = os.path.isabs(here) == os.path.isabs(path)
-        found |= {whole: text, os.path.relpath(path, here or ".") if alike or not here else path: text}
-        if os.path.isabs(here):
-            found[os.path.relpath(whole, here)] = text
+        found[os.path.relpath(path, here) if here and alike else path] = text
+        if reader.file:
+            found[whole := os.path.join(_top(reader), path)] = text
+            if os.path.isabs(here):
+                found[os.path.relpath(whole, here)] = text
     return found
 
 

@@ -18,6 +18,7 @@ _LARGEST = 1 << 20  # bytes
 # called, if it is not the one in which the script was started.
 FOLDER, SUBMITTED = "folder of commands", "folder of submission"
 _PRESENT = re.compile(r"(?:\$\(pwd\)|\$\{?PWD\}?)(?:/|$)")
+_WITHIN = re.compile(r"\$\(pwd\)|\$(?:PWD\b|\{PWD\})")
 _SUBMIT_DIR = re.compile(r"\$\{?SLURM_SUBMIT_DIR\b\}?(?:/|$)")
 _READ = (".yaml", ".yml", ".py")
 _OF_CD = ("-L", "-P", "-e", "-@", "--")
@@ -114,6 +115,9 @@ def there(name: str, script: str) -> bool | None:
 def enter(scope: Scope, name: str, rest: Sequence[str]) -> None:
     """Follow cd or one of its like; relative to a folder that is not known, only an absolute one is known again."""
     words = [word for word in rest if word not in _OF_CD]
+    for key in [key for key, value in scope.values.items() if isinstance(value, str) and _WITHIN.search(value)]:
+        if key.isidentifier():  # it would name the folder of now
+            scope.values[key] = Unknown("has the folder in which commands ran before cd, which is not followed")
     scope.values |= moved(scope.values, words[0] if len(words) == 1 and name != "popd" else "-")
     scope.values.pop("PWD", None)
     scope.values.pop("OLDPWD", None)

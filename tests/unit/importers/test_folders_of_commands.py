@@ -294,6 +294,10 @@ CHANGED = [
     "cp -r s/. .",
     "cp -t . s/c.yaml",
     "mv -f s/c.yaml ./",
+    "rsync -a s/c.yaml .",
+    "truncate -s 0 c.yaml",
+    "printf 'd\\nw\\n' | ed -s c.yaml",
+    "echo 'a: 1\\nb: 2' > c.yaml",
     "cd s; cp c.yaml ..; cd ..",
 ]
 LEFT = [
@@ -330,3 +334,29 @@ def test_the_home_of_whoever_runs_it_is_no_folder_beside_the_script(home: str, t
         (folder / "e.sh").write_text(f"LR={rate}\n")
     text = f"cd {home}; . ./e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
     assert convert(text, folder=tmp_path, name="run.sh").config.optimizer.lr != 3e-6
+
+
+@pytest.mark.parametrize("here", ["$PWD", "${PWD}", "$(pwd)", "`pwd`", "${BASE:-$PWD}"])
+def test_a_folder_that_is_kept_before_cd_is_not_the_one_after_it(here: str, tmp_path: Path) -> None:
+    """The file of that name in the new folder was read, without a word."""
+    (tmp_path / "s").mkdir()
+    for folder, rate in ((tmp_path, "2e-6"), (tmp_path / "s", "3e-6")):
+        (folder / "e.sh").write_text(f"LR={rate}\n")
+    text = f"W={here}\ncd s\n. $W/e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    found = convert(text, folder=tmp_path, name="run.sh")
+    assert found.config.optimizer.lr == 2e-6 or any("learning_rate" in line for line in found.open)
+
+
+def test_a_folder_within_one_that_is_not_known_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "e.sh").write_text("LR=3e-6\n")
+    text = (
+        "read X\ncd $X\ncd s\n. ./e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    )
+    assert any("learning_rate" in line for line in convert(text, folder=tmp_path, name="run.sh").open)
+
+
+def test_a_file_that_is_too_large_for_a_script_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "e.sh").write_text("LR=3e-6\n" + "#\n" * (1 << 19))
+    text = ". ./e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    assert any("learning_rate" in line for line in convert(text, folder=tmp_path, name="run.sh").open)
