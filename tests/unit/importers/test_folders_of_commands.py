@@ -360,3 +360,24 @@ def test_a_file_that_is_too_large_for_a_script_is_not_read(tmp_path: Path) -> No
     (tmp_path / "e.sh").write_text("LR=3e-6\n" + "#\n" * (1 << 19))
     text = ". ./e.sh\nswift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
     assert any("learning_rate" in line for line in convert(text, folder=tmp_path, name="run.sh").open)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        'realpath "$(dirname "$0")"',
+        'readlink -f "$(dirname "$0")"',
+        'realpath -e -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+        'dirname "$(realpath "$0")"',
+        'realpath "$(dirname "$0")/s/.."',
+    ],
+)
+def test_the_folder_of_the_script_is_known_however_it_is_asked_for(folder: str, tmp_path: Path) -> None:
+    """After `cd $D/s` the file beside the script was read."""
+    (tmp_path / "s").mkdir()
+    for place, rate in ((tmp_path, "2e-6"), (tmp_path / "s", "3e-6")):
+        (place / "e.sh").write_text(f"LR={rate}\n")
+    run = "swift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR\n"
+    for commands, rate in (("cd $D/s\n. ./e.sh", 3e-6), ("cd s; . $D/e.sh", 2e-6)):
+        found = convert(f"D=$({folder})\n{commands}\n{run}", folder=tmp_path, name="run.sh")
+        assert found.config.optimizer.lr == rate and not found.open

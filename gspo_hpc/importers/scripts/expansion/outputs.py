@@ -33,9 +33,9 @@ def output_of(words: Sequence[str], scope: Scope, evaluate: Callable[[str, Scope
         return " ".join(words) if plain else None
     words = words[1:] if words[:1] == ["--"] else words
     if name in ("realpath", "readlink"):
-        paths = [word for word in words if word not in ("-f", "-e", "-m")]
-        if len(paths) == 1 and paths[0] in {scope.script, scope.here} - {"", None}:
-            return paths[0]
+        paths = [word for word in words if word not in ("-f", "-e", "-m", "-s", "--")]
+        if len(paths) == 1 and _is_around(path := os.path.normpath(paths[0]), scope):
+            return path
     if name == "expr":
         plain = all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", word) for word in words)
         value = evaluate(" ".join(words), Scope()) if plain and words else None
@@ -51,6 +51,12 @@ def output_of(words: Sequence[str], scope: Scope, evaluate: Callable[[str, Scope
     if name == "dirname" and len(words) == 1:
         return os.path.dirname(words[0].rstrip("/")) or ("/" if words[0].startswith("/") else ".")
     return None
+
+
+def _is_around(path: str, scope: Scope) -> bool:
+    """Tell whether a path is that of the script or of the file that it sources, of a folder above it or within."""
+    folders = [os.path.dirname(one) for one in (scope.script, scope.here) if one]
+    return os.path.isabs(path) and any(os.path.commonpath([path, folder]) in (path, folder) for folder in folders)
 
 
 def _are_patterns(words: Sequence[str]) -> bool:
