@@ -269,3 +269,16 @@ def test_variables_that_only_the_started_script_asks_for_are_told(start: str, tm
     assert " decide --lr: " in line
     none = of("sbatch --export=NONE inner.sh\n", tmp_path, inner=inner)
     assert not any("$BIG" in line for line in none.assumed)
+
+
+@pytest.mark.parametrize("words", ["", " 5 6"])
+@pytest.mark.parametrize("inner", ["shift", "set -- 8 9", "while [ $# -gt 1 ]; do shift; done", "true"])
+def test_a_sourced_file_shares_the_arguments_unless_it_is_given_its_own(inner: str, words: str, tmp_path: Path) -> None:
+    """As bash has it; but that bash keeps what `set` gives in a file with arguments of its own."""
+    (tmp_path / "inner.sh").write_text(f"{inner}\n")
+    script = f"set -- 4 7\n. ./inner.sh{words}\nswift $1 $#"
+    line = 'swift() { echo "$@"; }; ' + script
+    told = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=20).stdout.split()
+    found = [one.words[1:] for one in follow(script, tmp_path, "run.sh").commands if one.words[0] == "swift"]
+    if not (words and inner.startswith("set")):
+        assert found == [tuple(told)]

@@ -94,7 +94,9 @@ def source(reader: Reader, rest: list[str]) -> None:
         reader.scope.lose_all(why)
     _leave(reader, None, f"depends on where {name} returns, which is not known before the script runs")
     reader.frames.pop()
-    scope.arguments, reader.returned, scope.here = arguments, returned, here
+    reader.returned, scope.here = returned, here
+    if given:  # else it shares those of whoever sources it: its shift and set are theirs
+        scope.arguments = arguments
 
 
 def path_of(reader: Reader, name: str) -> str:
