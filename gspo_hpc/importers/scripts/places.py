@@ -79,6 +79,20 @@ def within(script: Path, folder: str) -> Path:
     return next((root / script.name for root in roots if folder and root.is_dir()), script)
 
 
+def beside(script: Path, values: Mapping[str, Value], name: str) -> Path:
+    """Return the file beside which a name is looked for where commands run.
+
+    Raises ValueError if a condition that is not known decides their folder, and several have a file of the name.
+    """
+    held = values.get(FOLDER)
+    if isinstance(held, Unknown) and held.might and not os.path.isabs(name):
+        perhaps = [script, *(within(script, folder) for folder in held.might)]
+        found = {path.resolve() for one in perhaps if (path := find_file(name, one)) is not None}
+        if len(found) > 1:
+            raise ValueError(f"{name} may be any of {len(found)} files: the folder of the commands {held.why}")
+    return within(script, folder_of(values, name))
+
+
 def written_out(words: Sequence[str], values: Mapping[str, Value], script: Path | None) -> Iterator[str]:
     """Yield the words of a command, with the paths of files in $SLURM_SUBMIT_DIR if it runs in another folder."""
     submitted = folder_of(values, "$SLURM_SUBMIT_DIR")

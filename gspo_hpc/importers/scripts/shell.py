@@ -20,7 +20,7 @@ from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
 from gspo_hpc.importers.scripts.parse import blanks_after_backslash, is_arithmetic, line_of, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import folder_of, within, written_out
+from gspo_hpc.importers.scripts.places import beside, folder_of, written_out
 from gspo_hpc.importers.scripts.scope import REST, SHIFTED, Outcome, Scope, Unknown, Value
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.subshells import apart, in_background, is_job, pipeline
@@ -124,7 +124,7 @@ class Reader:
 
     def beside(self, name: str) -> Path | None:
         """Return the file beside which a name is looked for: the script, or one in the folder where commands run."""
-        return self.file and within(self.file, folder_of(self.scope.values, name))
+        return self.file and beside(self.file, self.scope.values, name)
 
     def run(self, node: Node) -> bool | None:
         """Follow one statement; return whether it succeeds, None if that is not known."""

@@ -381,3 +381,21 @@ def test_the_folder_of_the_script_is_known_however_it_is_asked_for(folder: str, 
     for commands, rate in (("cd $D/s\n. ./e.sh", 3e-6), ("cd s; . $D/e.sh", 2e-6)):
         found = convert(f"D=$({folder})\n{commands}\n{run}", folder=tmp_path, name="run.sh")
         assert found.config.optimizer.lr == rate and not found.open
+
+
+@pytest.mark.parametrize(
+    "entering",
+    ["[ -d s ] && cd s", "if [ -d s ]; then cd s; fi", "test -d s && pushd s", "case $(hostname) in h*) cd s;; esac"],
+)
+def test_a_file_of_a_folder_that_a_condition_decides_is_not_known(entering: str, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    line = "swift rlhf --rlhf_type grpo --model q --num_generations 8 --learning_rate $LR"
+    (tmp_path / "e.sh").write_text("LR=2e-6\n")
+    text = f"{entering}\n. ./e.sh\n{line}\n"
+    assert convert(text, folder=tmp_path, name="run.sh").config.optimizer.lr == 2e-6, "there is no other"
+    (tmp_path / "s" / "e.sh").write_text("LR=3e-6\n")
+    assert any("learning_rate" in one for one in convert(text, folder=tmp_path, name="run.sh").open)
+    (tmp_path / "i.sh").write_text(f"{line.replace('$LR', '2e-6')}\n")
+    (tmp_path / "s" / "i.sh").write_text(f"{line.replace('$LR', '3e-6')}\n")
+    with pytest.raises(ValueError, match="may be any of 2 files"):
+        convert(f"{entering}\nbash i.sh\n", folder=tmp_path, name="run.sh")

@@ -101,7 +101,10 @@ def source(reader: Reader, rest: list[str]) -> None:
 
 def path_of(reader: Reader, name: str) -> str:
     """Return the path of a file that is followed, as BASH_SOURCE has it; "" where it is not at hand."""
-    found = find_file(name, reader.beside(name))
+    try:
+        found = find_file(name, reader.beside(name))
+    except ValueError:  # it may be one of several
+        return ""
     return "" if found is None else str(found)
 
 
