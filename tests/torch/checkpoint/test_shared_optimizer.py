@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from gspo_hpc.checkpoint import compat, shared_optimizer
+from gspo_hpc.checkpoint import compat, optimizer_state, shared_optimizer
 from gspo_hpc.checkpoint.shared_optimizer import Share, shares
 from tests.torch.checkpoint.mail import Mail, as_ranks
 
@@ -215,3 +215,16 @@ def test_what_arrives_goes_into_the_optimizer_at_once(monkeypatch: pytest.Monkey
         for key in keys:
             assert torch.equal(held[key], whole[0][key][200 * rank : 200 * (rank + 1)])
     assert most == 30 and not posts
+
+
+def test_every_optimizer_gets_the_step_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts have one of their own: begun at step 0 again, its corrections of the moments would be those of a start."""
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    chained = [SimpleNamespace(optimizer=torch.optim.Adam([weight]), grad_scaler=None) for weight in weights]
+    for part in chained:
+        part.optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+        part.optimizer.step()
+    monkeypatch.setattr(optimizer_state, "_weights", lambda part, model: [])
+    state: dict[str, Any] = {"tensors": {}, "step": torch.tensor(7), "scaler": None}
+    optimizer_state.load(SimpleNamespace(chained_optimizers=chained), {}, state)
+    assert [optimizer_state._steps(part) for part in chained] == [7, 7]
