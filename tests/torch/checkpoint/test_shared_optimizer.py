@@ -218,7 +218,7 @@ def test_what_arrives_goes_into_the_optimizer_at_once(monkeypatch: pytest.Monkey
 
 
 def test_every_optimizer_gets_the_step_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experts have one of their own: begun at step 0 again, its corrections of the moments would be those of a start."""
+    """Experts have one of their own: begun at step 0 again, it would correct its moments as at a start."""
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     chained = [SimpleNamespace(optimizer=torch.optim.Adam([weight]), grad_scaler=None) for weight in weights]
     for part in chained:
