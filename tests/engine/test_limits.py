@@ -1,4 +1,4 @@
-"""What the plan and the config refuse for vLLM's sake is what the installed vLLM refuses, and no more.
+"""The plan and the config refuse for vLLM's sake no more than the installed vLLM refuses, and no less.
 
 vLLM is imported by the tests alone: each worker collects this file, and one of them runs it.
 """

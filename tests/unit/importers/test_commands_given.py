@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gspo_hpc.importers.convert import Converted, convert
-from gspo_hpc.importers.scripts.shell import follow
+from tests.unit.importers.in_bash import given_to_swift
 
 RUN = "swift rlhf --rlhf_type grpo --model q --gradient_accumulation_steps 8 --num_generations 8 --learning_rate"
 END = "the original run may have had other values"
@@ -35,19 +34,9 @@ END = "the original run may have had other values"
     ],
 )  # fmt: skip
 def test_what_a_shell_reads_or_is_given(script: str, tmp_path: Path) -> None:
-    for name, text in {
-        "inner.sh": 'swift "${LR-none}" "${N-none}" "$#" "$@"\n',
-        "set.sh": "N=9\n",
-        "swift": f'#!/bin/sh\nprintf "%s\\0" "$@" >> {tmp_path}/told\nprintf "\\001\\0" >> {tmp_path}/told\n',
-    }.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    subprocess.run(
-        ["bash", "-c", script], capture_output=True, timeout=20, check=False, cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-    )  # fmt: skip
-    told = [tuple(part.split("\0")[:-1]) for part in (tmp_path / "told").read_text().split("\1\0")[:-1]]
-    read = [one.words[1:] for one in follow(script, tmp_path, "run.sh").commands if one.words[0] == "swift"]
+    read, told = given_to_swift(
+        script, tmp_path, {"inner.sh": 'swift "${LR-none}" "${N-none}" "$#" "$@"\n', "set.sh": "N=9\n"}
+    )
     assert read == told and told
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.scripts.shell import follow
+from tests.unit.importers.in_bash import given_to_swift
 
 RUN = "megatron rlhf --rlhf_type grpo --model q --num_generations 8 --lr"
 SIZES = "NNODES=${SLURM_NNODES:-1} NPROC_PER_NODE=$SLURM_GPUS_ON_NODE"
@@ -69,18 +70,9 @@ def found(text: str, folder: Path, **files: str) -> tuple[float, int, int]:
     ],
 )  # fmt: skip
 def test_a_shell_that_is_started_gets_what_bash_gives_it(script: str, tmp_path: Path) -> None:
-    for name, text in {
-        "inner.sh": '#!/bin/bash\nswift "${LR-none}" "${N-none}" "${P-none}" "$#" "$@"\n',
-        "swift": f'#!/bin/sh\nprintf "%s\\0" "$@" >> {tmp_path}/told\nprintf "\\001\\0" >> {tmp_path}/told\n',
-    }.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    subprocess.run(
-        ["bash", "-c", script], capture_output=True, timeout=20, check=False, cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-    )  # fmt: skip
-    told = [tuple(part.split("\0")[:-1]) for part in (tmp_path / "told").read_text().split("\1\0")[:-1]]
-    read = [one.words[1:] for one in follow(script, tmp_path, "run.sh").commands if one.words[0] == "swift"]
+    read, told = given_to_swift(
+        script, tmp_path, {"inner.sh": '#!/bin/bash\nswift "${LR-none}" "${N-none}" "${P-none}" "$#" "$@"\n'}
+    )
     assert read == told and told
 
 
