@@ -231,7 +231,8 @@ def _unsaid(device: Device, words: list[str]) -> int:
 @cache
 def _words(name: str) -> list[str]:
     """Return the words of a name that tell devices apart."""
-    joined = _LETTERS.sub(r"\1", _PARTS.sub("", re.sub(r"[ _]+", "-", name.lower().strip())))
+    apart = re.sub(r"(?<=\d)(?=sxm|pcie|nvl|hbm)", "-", name.lower().strip())
+    joined = _LETTERS.sub(r"\1", _PARTS.sub("", re.sub(r"[ _]+", "-", apart)))
     parts = [re.sub(r"(?<=\d)(g|gib)$", "gb", part) for part in joined.split("-")]
     return [part for part in parts if part and not _NOISE.fullmatch(part)]
 

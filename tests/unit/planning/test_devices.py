@@ -184,6 +184,8 @@ def test_every_device_is_found_by_its_own_name_and_in_every_spelling() -> None:
     ("said", "name"),
     [
         *[
+            ("H100SXM", "H100-80GB"),
+            ("H200NVL", "H200-NVL-141GB"),
             ("L40_S", "L40S-48GB"),
             ("l40-s", "L40S-48GB"),
             ("gb-200", "GB200-186GB"),
