@@ -77,10 +77,10 @@ SLIPS = [(key, value) for key in KEYS for value in KEYS[key]]
 
 @pytest.mark.parametrize("name", BASES)
 def test_one_slip_is_fixed_by_one_change_that_is_shown(name: str) -> None:
-    """A fifth of the slips for each preset, every slip for a fifth of the presets: all of them take three minutes."""
-    first = [*BASES].index(name) % 5
-    refused = sum(check(BASES[name], key, value, None) for key, value in SLIPS[first::5])
-    assert refused > 4
+    """A third of the slips for each preset, every slip for a third of the presets: all of them take three minutes."""
+    first = [*BASES].index(name) % 3
+    refused = sum(check(BASES[name], key, value, None) for key, value in SLIPS[first::3])
+    assert refused > 6
 
 
 def is_a_fix(base: Config, after: Config, rows: int | None) -> bool:

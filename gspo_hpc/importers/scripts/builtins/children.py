@@ -163,8 +163,8 @@ def of_input(reader: Reader, program: str, line: int) -> Commands:
     """Return what a shell reads from its input. Raises NotReadError where that is not known."""
     statement = reader.statement
     strings = [node for node in nodes(statement) if node.type == "herestring_redirect"] if statement else []
-    files = [node for node in nodes(statement) if node.type == "file_redirect"] if statement else []
-    inputs = [node.named_children[-1] for node in files if node.children[0].type == "<" and node.named_children]
+    redirects = [node for node in nodes(statement) if node.type == "file_redirect"] if statement else []
+    inputs = [node.named_children[-1] for node in redirects if node.children[0].type == "<" and node.named_children]
     if len(inputs) == 1 and not strings:
         return of_file(reader, text_of(inputs[0], reader.scope), program)
     if len(strings) == 1 and strings[0].named_children:
@@ -223,9 +223,9 @@ def _of_command(reader: Reader, node: Node, program: str) -> Commands | None:
     if name in scope.shadowed or is_open(words):
         return None
     if name == "cat" and rest and not any(word.startswith("-") for word in rest):
-        files = [of_file(reader, word, program) for word in rest]
-        text = "".join(file.text for file in files)
-        found = files[0] if len(files) == 1 else Commands(text, line=line_of(node))
+        parts = [of_file(reader, word, program) for word in rest]
+        text = "".join(part.text for part in parts)
+        found = parts[0] if len(parts) == 1 else Commands(text, line=line_of(node))
         return None if OWN_NAME.search(text) else found
     if name in ("echo", "printf") and (text := outputs.output_of(words, scope, evaluate) or ""):
         mixed = is_unset(text) and _is_left(node, scope)
