@@ -102,11 +102,12 @@ def tiny_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_config(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """configs/tiny_cpu.yaml with the folders of this machine, and updates of half its size: four prompts."""
+    """configs/tiny_cpu.yaml with the folders of this machine, updates of half its size (four prompts), a small cache."""
     project = Path(__file__).parents[1]
     raw = yaml.safe_load((project / "configs" / "tiny_cpu.yaml").read_text())
     raw["model"]["path"] = str(tiny_folder / "model")
     raw["batch"]["global_batch_size"] = 32
+    raw["rollout"]["kv_cache_gb"] = 0.03  # far more than is ever used: an engine fills it with zeros at its start
     raw["data"] = {"train": str(tiny_folder / "data" / "train.jsonl"), "eval": str(tiny_folder / "data" / "eval.jsonl")}
     path = tmp_path_factory.mktemp("config") / "tiny_cpu.yaml"
     path.write_text(yaml.safe_dump(raw))

@@ -56,7 +56,7 @@ def settings(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engi
     return EngineSettings(
         model_path=str(model_path),
         max_model_len=256,
-        kv_cache_gb=0.25,
+        kv_cache_gb=0.03,
         threads=2,
         bucket_bytes=BUCKET_BYTES,
         log_path=tmp_path_factory.mktemp("log") / "engine.log",

@@ -73,7 +73,7 @@ def tokenizer(tiny_folder: Path) -> Any:
 def engine(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     log = tmp_path_factory.mktemp("log") / "engine.log"
     made = Engine(
-        EngineSettings(str(tiny_folder / "model"), max_model_len=128, kv_cache_gb=0.25, threads=2, log_path=log)
+        EngineSettings(str(tiny_folder / "model"), max_model_len=128, kv_cache_gb=0.03, threads=2, log_path=log)
     )
     made.start()
     yield made

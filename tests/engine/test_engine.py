@@ -398,7 +398,7 @@ from gspo_hpc.data.records import Prompt
 import numpy as np
 
 if __name__ == "__main__":
-    engine = Engine(EngineSettings(sys.argv[1], max_model_len=256, kv_cache_gb=0.25, log_path=Path(sys.argv[2])))
+    engine = Engine(EngineSettings(sys.argv[1], max_model_len=256, kv_cache_gb=0.03, log_path=Path(sys.argv[2])))
     engine.start()
     print("engine", *engine.pids(), flush=True)
     sys.stdin.readline()

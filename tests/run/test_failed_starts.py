@@ -55,7 +55,8 @@ def failed(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     to the trainer, and before that somebody had installed a build of their own of a package."""
     folder = tmp_path_factory.mktemp("failed")
     run_dir, log = folder / "run", folder / "log"
-    one = harness.command(tiny_config, run_dir, "cluster.gpus_per_node=1", "rollout.probe_max_gap=1e-12", *NEVER)
+    words = ("cluster.gpus_per_node=1", "rollout.probe_max_gap=1e-12", "rollout.kv_cache_gb=0.25", *NEVER)
+    one = harness.command(tiny_config, run_dir, *words)
     refused, much = folder / "refused", "rollout.kv_cache_gb=100000"
     assert harness.finish(harness.start([*one, much], refused), refused) == 2 and not run_dir.exists()
     assert "error: memory: " in refused.read_text()

@@ -25,7 +25,7 @@ from tests.torch.test_handed_inputs import OF_LIBRARIES
 
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 FEW = ("eval.max_prompts=4", "eval.samples=1")
-SERVED = "--dtype float32 --max-model-len 64 --enforce-eager"
+SERVED = "--dtype float32 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 16000000"
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def served(model: Path, log: Path) -> int | None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "gspo_hpc", "serve", str(model), "--port", str(port), "--vllm", SERVED]
-    server = harness.start(words, log, VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    server = harness.start(words, log, VLLM_CPU_OMP_THREADS_BIND="nobind")
     try:
         with contextlib.suppress(AssertionError):  # of a server that has ended
             harness.wait_for(lambda: "Application startup complete" in log.read_text(), server, log)
@@ -75,7 +75,7 @@ def test_a_pickle_beside_a_model_runs_in_no_command(
 ) -> None:
     data = yaml.safe_load(tiny_config.read_text())["data"]
     told = [f"data.train={data['train']}", f"data.eval={data['eval']}", "reward.functions=[{function: number_match}]"]
-    told += ["cluster.platform=cpu", "model.dtype=float32", "rollout.kv_cache_gb=0.25"]
+    told += ["cluster.platform=cpu", "model.dtype=float32", "rollout.kv_cache_gb=0.03"]
     told += ["rollout.max_prompt_length=24", "rollout.max_response_length=16"]
     given = (tiny_config, f"model.path={model}")
     for words in (("eval", *given, *FEW), ("eval", model, *told, *FEW), ("try", model, "--prompts", 1, *told)):
