@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,8 @@ os.environ["COLUMNS"] = "120"  # pages are as wide as into a pipe, whatever term
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an activated environment
 os.environ.pop("WANDB_API_KEY", None)  # a test must never write to someone's account
 
+_TEMPORARY = Path(tempfile.gettempdir())
+
 settings.register_profile("project", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("project")
 
@@ -63,6 +67,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return Lanes(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all processes put their temporary files where they are removed, also those that a test kills."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # pytest's own folders stay for who looks at them
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="gspo-hpc-")
+    tempfile.tempdir = os.environ["TMPDIR"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that any worker may take last, so that none has a long tier before it while the others are idle."""
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -75,7 +87,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let Python end as it does without this file: libraries in C report what was never freed."""
+    """Remove the temporary files, and let Python end as it does without this file: libraries in C report leaks."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
     gc.unfreeze()
 
 
@@ -102,7 +116,7 @@ def tiny_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_config(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """configs/tiny_cpu.yaml with the folders of this machine, updates of half its size (four prompts), a small cache."""
+    """configs/tiny_cpu.yaml with this machine's folders, updates of half its size (four prompts) and a small cache."""
     project = Path(__file__).parents[1]
     raw = yaml.safe_load((project / "configs" / "tiny_cpu.yaml").read_text())
     raw["model"]["path"] = str(tiny_folder / "model")
