@@ -47,8 +47,12 @@ PARTS = (
     Part("faults", "SIGTERM in generation and resume, a killed engine", 600, RUN),
     Part("memory", "Memory that runs out, at the engine's start and in a run", 360, RUN),
     Part("float32", "Updates and syncs in float32", 240, RUN),
+    Part("adapters", "Adapters that engines keep beside their weights", 300, RUN),
+    Part("saves", "How long a save keeps the loop waiting", 180, TRAINER),
+    Part("deterministic", "Runs with run.deterministic, left alone and resumed, bit for bit", 360, RUN),
     Part("mixture", "A mixture of experts, with router replay", 300, RUN),
     Part("layouts", "TP 2, DP 2, CP 2 and PP 2 against one rank", 420, (*RUN, "tokenizers"), gpus=2),
+    Part("pair", "Runs of two ranks, an engine of two GPUs, a rank that fails", 420, RUN, gpus=2),
 )
 
 

@@ -72,9 +72,9 @@ class Run:
         self._command = harness.command(config, self.folder, *overrides)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start it, or go on with it."""
-        self.process = harness.start(self._command, self.log)
+    def start(self, **variables: str) -> subprocess.Popen[bytes]:
+        """Start it, or go on with it; `variables` are added to its environment."""
+        self.process = harness.start(self._command, self.log, **variables)
         return self.process
 
     def finish(self, seconds: float = 400.0) -> int:
