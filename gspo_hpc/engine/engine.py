@@ -26,6 +26,7 @@ from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
 from gspo_hpc.engine.updates import AdapterUpdate, WeightUpdate
+from gspo_hpc.ops import expert_sums
 from gspo_hpc.ops.weight_parts import Stream
 
 __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
@@ -284,6 +285,18 @@ class Engine:
         """
         names, (sequence,) = self._probing([tokens])
         return int(self._call("cached_tokens", names[0], sequence, self._version))
+
+    def expert_sums(self, layers: int, experts: int) -> Floats | None:
+        """Return the sums [layers, experts, 4] of the experts that the engine computes with, NaN for those not known.
+
+        See gspo_hpc.ops.expert_sums. None where the workers cannot say them, or have a class of the user's own. Raises
+        EngineDied and RuntimeError like :meth:`step`.
+        """
+        self._require_weights()
+        if "worker_extension_cls" in self.settings.engine_args:
+            return None
+        workers = self._call("expert_sums")
+        return None if workers is None else expert_sums.added(workers, layers, experts)
 
     def _probing(self, sequences: Sequence[Sequence[int]]) -> tuple[list[str], list[list[int]]]:
         """Return names for the requests of these prompts, and the prompts as lists."""

@@ -162,6 +162,14 @@ class Host:
             found |= {output.request_id: output for output in self._advance() if output.request_id in names}
         return [found[name] for name in names]
 
+    def expert_sums(self) -> list[list[Any]] | None:
+        """Return what each worker says of its experts; None where one fails, by a layer that is built in another way."""
+        try:
+            return list(self._llm.collective_rpc("expert_sums"))
+        except Exception:
+            traceback.print_exc()  # into the engine's log
+            return None
+
     def llm(self, method: str, *arguments: Any) -> Any:
         """Return the result of a public method of ``vllm.LLM``."""
         return getattr(self._llm, method)(*arguments)

@@ -16,6 +16,7 @@ from gspo_hpc.config.engine_arguments import OWN_ENGINE_ARGUMENTS
 from gspo_hpc.engine import compat
 from gspo_hpc.engine.adapters import loader
 from gspo_hpc.engine.processes import START_SECONDS
+from gspo_hpc.engine.worker import EXTENSION
 from gspo_hpc.system.environment import brief_spinning, offline
 from gspo_hpc.system.text import GIB
 
@@ -123,6 +124,7 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         "seed": settings.seed,
         "logprobs_mode": "raw_logprobs" if settings.whole_distribution else "processed_logprobs",
         "weight_transfer_config": {"backend": backend},
+        "worker_extension_cls": EXTENSION,
         "enable_prefix_caching": True,  # the samples of a group share their prompt
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -147,7 +149,6 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
             "max_cpu_loras": loader.PLACES + 1,  # the version before goes once the new one is there
             "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= settings.adapters.rank),
             "lora_target_modules": settings.adapters.targets(),  # else there are places for the head's, too
-            "worker_extension_cls": loader.EXTENSION,
         }
     if settings.report_experts:
         values["enable_return_routed_experts"] = True

@@ -113,6 +113,9 @@ class Bridged:
         else:
             yield from ([Part(name, tuple(tensor.shape), tensor)] for name, tensor in tensors)
 
+    def expert_sums(self, chunks: Sequence[Any], dtype: torch.dtype) -> None:
+        """Return None: where the library keeps which expert is its own affair (see Provider)."""
+
 
 def _settings(config: Config) -> Any:
     """Return mcore-bridge's configuration of the model and of its layout; ValueError where it cannot make one."""

@@ -20,8 +20,9 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from gspo_hpc.config.derived import overlaps
+from gspo_hpc.config.derived import engine_dtype, overlaps
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Floats
 from gspo_hpc.models.adapter_table import shapes
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import peft_folder
@@ -260,6 +261,15 @@ class Policy:
         """Yield all weights, as :class:`gspo_hpc.policy.provider.Provider` gives them. Collective."""
         self.settle()
         yield from self.provider.stream(self.chunks, memory)
+
+    def expert_sums(self) -> Floats | None:
+        """Return the sums [layers, experts, 4] of the experts' weights as engines get them; None without experts.
+
+        NaN where there are none; see :mod:`gspo_hpc.ops.expert_sums`. Collective.
+        """
+        self.settle()
+        found = self.provider.expert_sums(self.chunks, DTYPES[engine_dtype(self.config)])
+        return None if found is None else found.numpy()
 
     def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every Hugging Face tensor with its name; use it before asking for the next. Collective."""

@@ -15,7 +15,7 @@ import torch
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.weight_parts import Memory, Part
-from gspo_hpc.policy import bridged, model, weight_stream
+from gspo_hpc.policy import bridged, expert_weights, model, weight_stream
 
 
 class Provider(Protocol):
@@ -31,6 +31,12 @@ class Provider(Protocol):
         """Yield every Hugging Face tensor, full, in a fixed order, on every rank, in `memory` if that is given.
 
         Without it, use parts before asking for the next.
+        """
+
+    def expert_sums(self, chunks: Sequence[Any], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the sums [layers, experts, NUMBERS] of all experts' weights in `dtype`; None if they are not known.
+
+        See :mod:`gspo_hpc.ops.expert_sums`.
         """
 
 
@@ -52,6 +58,10 @@ class Own:
     def stream(self, chunks: Sequence[Any], memory: Memory | None = None) -> Iterator[Sequence[Part]]:
         """See Provider."""
         return weight_stream.stream(chunks, self._arch, memory)
+
+    def expert_sums(self, chunks: Sequence[Any], dtype: torch.dtype) -> torch.Tensor | None:
+        """See Provider."""
+        return expert_weights.sums(chunks, self._arch, dtype)
 
 
 def make(arch: Architecture, config: Config) -> Provider:

@@ -87,6 +87,15 @@ def load(chunks: Sequence[PackedGPTModel], arch: Architecture, folder: str | Pat
     assert not any(every_parameter), f"parameters without a rule: {every_parameter}"
 
 
+def own_experts(chunks: Sequence[PackedGPTModel], arch: Architecture) -> Iterator[tuple[WeightMapping, torch.Tensor]]:
+    """Yield this rank's shard of every parameter of an expert that it has, as the model computes with it."""
+    for chunk in chunks:
+        weights = _Weights(chunk)
+        for entry in _table(chunk, arch):
+            if entry.expert is not None and _is_mine(entry, arch):
+                yield entry, weights[entry.name]
+
+
 def _is_mine(entry: WeightMapping, arch: Architecture) -> bool:
     """Return True if this rank has a part of the parameter, which is one of its stage."""
     if entry.expert is None:

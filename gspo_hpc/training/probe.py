@@ -19,10 +19,12 @@ from gspo_hpc.config.derived import GapLimits, gap_limits
 from gspo_hpc.data.records import Floats, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.engine.settings import has_exact_head
+from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.training.agreement import experts as experts_of
 from gspo_hpc.training.agreement.causes import TOP, rounding_step
 from gspo_hpc.training.agreement.explain import explain
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
@@ -54,17 +56,20 @@ def check(
 
     Offloads the trainer between its own pass and those of the engines, if that is configured. `first` is the gap of the
     run's first sync. In 16 bits the engine's head is examined on request. Raises ProbeMismatch, on every rank, if the
-    gap is too large, if a prefix cache is not empty, or if an engine rounds its logits that is to have an fp32 head.
-    Collective.
+    gap is too large, if an engine has other experts than the trainer, if a prefix cache is not empty, or if an engine
+    rounds its logits that is to have an fp32 head. Collective.
     """
     ours = score(policy, sequences, monitor).logprobs
+    experts = policy.expert_sums()
     offload.leave_to_engines(policy)
 
     def cause(engine: Engine | None, theirs: list[Floats]) -> str:
         return explain(policy, engine, sequences, theirs, monitor)
 
     limits = gap_limits(policy.config)
-    return compare(engine, sequences, ours, policy.ranks, limits, death, first, cause, examine_head=examine_head)
+    return compare(
+        engine, sequences, ours, policy.ranks, limits, death, first, cause, experts, examine_head=examine_head
+    )
 
 
 def compare(
@@ -76,19 +81,23 @@ def compare(
     death: EngineDied | None,
     first: Gap | None,
     cause: Callable[[Engine | None, list[Floats]], str],
+    experts: Floats | None = None,
     *,
     examine_head: bool = True,
 ) -> tuple[Gap, EngineDied | None]:
     """Compare the trainer's log-probs `ours` with those of the engines of all ranks, as :func:`check` says. Collective.
 
     `cause` returns why an engine's log-probs differ, for the error; every rank calls it, with None if it has no engine.
+    `experts` are the sums of the trainer's experts, alike on all ranks; see :mod:`gspo_hpc.ops.expert_sums`.
     """
     theirs: list[Floats] = []
-    cached, logit_step, unwanted = 0, 0.0, False
+    cached, logit_step, unwanted, misplaced = 0, 0.0, False, ""
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
             cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
+            if experts is not None and (held := engine.expert_sums(*experts.shape[:2])) is not None:
+                misplaced = experts_of.misplaced(experts, held)
             theirs = engine.prompt_logprobs(sequences)
             if examine_head and limits.weighted:
                 logit_step = rounding_step(np.concatenate(engine.top_logprobs(sequences, TOP))) or 0.0
@@ -107,11 +116,19 @@ def compare(
             "cache, which holds keys and values of older weights. vLLM did not reset it; set rollout.engine."
             "enable_prefix_caching=false, or change vLLM's version"
         )
+    if experts is not None:
+        told = gather_unordered(ranks.exchange.transport, misplaced.encode())
+        misplaced = next((text.decode() for text in told if text), "")
     if (wrong := excess(gap, limits, first)) is not None:
-        why = cause(engine if death is None else None, theirs)
+        why = cause(engine if death is None else None, theirs) + (misplaced and f"; {misplaced}")
         raise ProbeMismatch(
             f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {why}. If the "
             "gap is known to be rounding, raise rollout.probe_max_gap and rollout.probe_mean_gap"
+        )
+    if misplaced:
+        raise ProbeMismatch(
+            f"after the weight sync an engine has other experts than the trainer: {misplaced}. Report it, please, with "
+            "the layout and vLLM's version: weights were put into the wrong place"
         )
     if unwanted:
         raise ProbeMismatch(

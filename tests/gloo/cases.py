@@ -768,7 +768,13 @@ def probed(model: str, world: int, engine_ranks: int = 1, **sections: Any) -> Ar
         raise AssertionError("the engine has these weights before it was given them")
     synced, death = weight_sync.run(engine)
     assert death is None
-    return {"gap": np.array([synced.gap.max, synced.gap.mean]), "fingerprint": np.array(fingerprint)}
+    sums = made.expert_sums()
+    compared = np.zeros((0, 4))
+    if sums is not None and engine is not None:
+        held = engine.expert_sums(*sums.shape[:2])
+        compared = (held / sums).reshape(-1, 4)
+    found = {"gap": np.array([synced.gap.max, synced.gap.mean]), "fingerprint": np.array(fingerprint)}
+    return found | {"experts": compared}
 
 
 def slept(model: str, world: int, level: int) -> Arrays:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import transformers
 
+from gspo_hpc.config import section
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.models.parts import Rope
 from gspo_hpc.ops.weight_parts import Part
@@ -52,6 +55,12 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     found["stale"] = said(weight_sync, engine, clean.gap, _without_reset)
     if made.arch.experts is not None:
         found["swapped"] = said(weight_sync, engine, clean.gap, _with_swapped_experts)
+        with _any_gap_allowed(made):  # as among so many experts that log-probs do not show it
+            found["unseen"] = said(weight_sync, engine, None, _with_swapped_experts)
+            found["scaled"] = said(weight_sync, engine, None, _with_a_scaled_expert)
+            found["none"] = said(weight_sync, engine, None)
+        with mock.patch.object(engine, "expert_sums", lambda *unused: None):  # as of an engine that is quantized
+            found["guessed"] = said(weight_sync, engine, clean.gap, _with_swapped_experts)
     for name, rope in _ROPES.items():
         true = made.arch
         made.arch = replace(true, rope=rope)
@@ -130,6 +139,28 @@ def _with_swapped_experts(made: Policy, engine: Engine) -> Callable[[], None]:
         return replace(part, experts=tuple({one: other, other: one}.get(number, number) for number in part.experts))
 
     return _stream(made, swapped)
+
+
+def _with_a_scaled_expert(made: Policy, engine: Engine) -> Callable[[], None]:
+    layer, one, _ = SWAPPED
+
+    def scaled(part: Part) -> Part:
+        for name, tensor in part.tensors():
+            if f"{layer}mlp.experts.{one}.down_proj" in name:
+                tensor.mul_(1.02)
+        return part
+
+    return _stream(made, scaled)
+
+
+@contextlib.contextmanager
+def _any_gap_allowed(made: Policy) -> Iterator[None]:
+    config = made.config
+    made.config = section.replace(
+        config, rollout=section.replace(config.rollout, probe_max_gap=1e6, probe_mean_gap=1e6)
+    )
+    yield
+    made.config = config
 
 
 def _with_noise(made: Policy, engine: Engine) -> Callable[[], None]:

@@ -215,6 +215,14 @@ def test_an_engine_agrees_with_every_layout(layout: str, results: dict[str, Arra
     assert 0 < gap_mean <= gap_max < 1e-3
 
 
+def test_in_every_layout_an_engine_is_asked_for_all_of_its_experts(results: dict[str, Arrays]) -> None:
+    """Their weights have the trainer's sums, whoever has a part of them."""
+    layouts = [name for world in (2, 4) for name, (model, _) in PROBED[world].items() if model == EXPERTS[-1]]
+    for name in (*layouts, "ep2-by-two"):
+        ratios = results[f"probed-{name}"]["experts"]
+        assert ratios.shape == (4 * 8, 4) and np.abs(ratios - 1).max() < 1e-3, name  # layers and experts
+
+
 @pytest.mark.parametrize("model", ["qwen3-untied", EXPERTS[-1]])
 def test_the_fingerprint_is_that_of_the_weights_in_every_layout(model: str, results: dict[str, Arrays]) -> None:
     """Whatever ranks cut, and whichever of them hashed a tensor."""

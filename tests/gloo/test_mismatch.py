@@ -12,7 +12,11 @@ from tests.gloo.mismatches import SWAPPED
 CASES = "mismatched"
 SAYS = {
     "stale": "stale prefix cache: .* took 64 tokens",
-    "swapped": "experts? [36]( and [36])? of layer 2",
+    "swapped": "experts? [36]( and [36])? of layer 2.*; expert 3 of layer 2 has those of the trainer's expert 6, expert 6",
+    "guessed": "experts? [36]( and [36])? of layer 2[^;]*$",
+    "unseen": "an engine has other experts than the trainer: expert 3 of layer 2 has those of the trainer's expert 6, "
+    r"expert 6 of layer 2 has those of the trainer's expert 3\. Report",
+    "scaled": r"has other experts than the trainer: expert 3 of layer 2 has those of none of the trainer's\. Report",
     "theta": "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 5000",
     "scaling": "wrong rotary embeddings: the engine computes as the trainer would with no rope scaling",
     "weights": "all tokens differ",
@@ -34,6 +38,10 @@ def test_no_case_runs_that_no_test_looks_at(
 def test_faults_are_named(fault: str, results: dict[str, Arrays]) -> None:
     assert SWAPPED == (".layers.2.", 3, 6)
     assert re.search(SAYS[fault], str(results["mismatched"][fault]))
+
+
+def test_where_any_gap_is_allowed_an_engine_without_a_fault_is_too(results: dict[str, Arrays]) -> None:
+    assert str(results["mismatched"]["none"]) == ""
 
 
 def test_an_engine_with_an_fp32_head_agrees_and_its_logits_are_not_rounded(results: dict[str, Arrays]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-EXTENSION = "gspo_hpc.engine.adapters.loader.AdapterLoader"  # what vLLM adds to its worker
 PLACES = 1  # versions that an engine computes with at once
 
 
@@ -28,17 +27,6 @@ def request(version: int | None) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"version-{version}", version, "/handed over in memory")
-
-
-class AdapterLoader:
-    """The method that vLLM's worker gets in addition; vLLM makes this a base class of it."""
-
-    weight_transfer_engine: Any
-
-    def load_adapters(self, bucket: dict[str, Any]) -> list[int]:
-        """Take a bucket of matrices; return the versions that this worker has then."""
-        loaded: list[int] = self.weight_transfer_engine.receive_adapters(bucket)
-        return loaded
 
 
 def install(model: Any, bucket: Mapping[str, Any], matrices: Mapping[str, torch.Tensor]) -> None:

@@ -27,6 +27,7 @@ from gspo_hpc.exchange.kept_weights import KeptWeights
 from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
+from gspo_hpc.ops import expert_sums
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
 from gspo_hpc.policy.process_groups import Ranks, any_rank, store
 from gspo_hpc.rollout.generation import Request
@@ -60,6 +61,7 @@ class EngineFiller:
         self._sender: transfer.WeightSender | None = None
         self._sequences: list[list[int]] = []  # of the probe
         self._ours: list[Floats] = []  # the trainer's log-probs of them
+        self._experts: Floats | None = None  # sums of the trainer's experts
         self._first: Gap | None = None  # of the run's first sync
         self._examine_head = True  # until it has been
         self.gap = Gap()  # since the newest weights came, of all engines that were checked
@@ -70,6 +72,8 @@ class EngineFiller:
         self._sequences = command["sequences"]
         self._ours = [np.asarray(values, dtype=np.float32) for values in command["ours"]]
         self._first = None if command["first"] is None else Gap(**command["first"])
+        of_experts = command["experts"]
+        self._experts = None if of_experts is None else expert_sums.from_text(of_experts[1], of_experts[0])
 
     def receive(self, engine: Engine | None) -> tuple[str, EngineDied | None]:
         """Receive all weights and fill `engine`; return their fingerprint, and how it died, if it did. Collective."""
@@ -118,6 +122,7 @@ class EngineFiller:
             death,
             self._first,
             lambda engine, theirs: _NO_CAUSE,
+            self._experts,
             examine_head=self._examine_head,
         )
         self.gap = self.gap.with_largest(gap)

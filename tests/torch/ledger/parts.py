@@ -285,6 +285,9 @@ class LedgerPolicy(Policy):
         """Stream the adapters of the small model."""
         return super().adapter_parts(memory or Scratch(torch.device("cpu")))
 
+    def expert_sums(self) -> None:
+        """Take no memory: weights are read where they lie, one expert at a time."""
+
     def _adapter_shapes(self) -> dict[str, tuple[int, int]]:
         return MATRICES
 

@@ -1,0 +1,53 @@
+"""Sums of an expert's weights, by which engine and trainer tell whose weights they have.
+
+A sum does not depend on the order of weights. So it is the same however a kernel wants them, and those of the parts of
+an expert that several ranks or workers hold add up to those of the whole. Rounding aside, no two experts have the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gspo_hpc.data.records import Floats
+
+NUMBERS = 4  # of an expert: the sum and the sum of squares of its gate and up projections, then of its down projection
+Held = tuple[int, list[int], bytes]  # a layer's number, some of its experts, and their sums: float32 [experts, NUMBERS]
+
+
+def of_experts(stack: torch.Tensor) -> torch.Tensor:
+    """Return the sum and the sum of squares [experts, 2] of each expert's weights in `stack` [experts, rows, columns].
+
+    They are computed in float32, and no copy of the weights is made.
+    """
+    total = stack.sum((1, 2), dtype=torch.float32)
+    norm = torch.linalg.vector_norm(stack, 2, (1, 2), dtype=torch.float32)
+    return torch.stack((total, norm.square()), 1)
+
+
+def to_text(sums: Floats) -> str:
+    """Return sums [layers, experts, NUMBERS] as a text, from which :func:`from_text` makes the same again."""
+    return base64.b64encode(sums.astype("<f4").tobytes()).decode()
+
+
+def from_text(text: str, layers: int) -> Floats:
+    """Return what :func:`to_text` was given. Raises ValueError for other texts."""
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(layers, -1, NUMBERS)
+
+
+def added(workers: Sequence[Sequence[Held]], layers: int, experts: int) -> Floats:
+    """Return the sums [layers, experts, NUMBERS] of what several workers hold of experts, NaN for what none holds.
+
+    Each holds some of the experts, or a part of each. Others than the model's own experts are left out.
+    """
+    found = np.full((layers, experts, NUMBERS), np.nan, np.float32)
+    for layer, numbers, values in itertools.chain.from_iterable(workers):
+        sums = np.frombuffer(values, np.float32).reshape(len(numbers), NUMBERS)
+        for number, one in zip(numbers, sums, strict=True):
+            if number < experts:
+                found[layer, number] = np.nan_to_num(found[layer, number]) + one
+    return found
