@@ -160,8 +160,9 @@ class Nearest:
             here = [step for step in own if _size(step) < distances.Size.HARDWARE]
             alone = [step for step in here if rule not in step.left or rule in of_ranks]
             self.least[rule] = min((step.change.distance for step in alone or own), default=0.0)
-            if here and not alone and topic(rule) in (Topic.GRID, Topic.COUNTS):
-                self.several[rule] = self._of_several(rule, [step.change for step in here])
+            by_one = any(rule not in step.left for step in own) or rule in of_ranks
+            if not by_one and topic(rule) in (Topic.GRID, Topic.COUNTS):
+                self.several[rule] = self._of_several(rule, [step.change for step in own])
 
     def _of_several(self, rule: RuleId, changes: Sequence[Change]) -> float:
         """Return the distance of the nearest changes of several settings that mend a rule which no change mends alone.
