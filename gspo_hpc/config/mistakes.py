@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
@@ -34,6 +35,7 @@ _BOUNDS = {
     "less_than": ("lt", "must be below {}"),
 }
 _ENGINE = "rollout.engine"
+_THREE = re.compile(r"\d{3}")  # digits behind a comma
 _NO = ("off", "no", "none", "null", "false", "never", "disable", "disabled")  # words for nothing ...
 _NOTHING = ("disabled", "off", "none")  # ... and values that say it
 _NO_VALUE_MODEL = "it trains a value model beside the policy; the nearest without one is grpo, or gspo"
@@ -52,14 +54,38 @@ def lines(error: ValidationError, raw: Mapping[Any, Any], place: Callable[[str],
     for one in details:
         if one["type"] == "missing":
             missing.setdefault(one["loc"][:-1], []).append(dotted(one["loc"]))
-    found = []
+    found = list[str]()
     for one in details:
         if one["type"] != "missing":
-            found.append(_line(one, place))
+            line = _of_comma(one, raw, place) or _line(one, place)
+            found += [line] if line not in found else []
         elif keys := missing.pop(one["loc"][:-1], None):
             text = f"{keys[0]} is missing" if len(keys) == 1 else f"{' and '.join(keys)} are missing"
             found.append(f"{place(dotted(one['loc'][:-1]))}: {text}")
     return found
+
+
+def _of_comma(one: ErrorDetails, raw: Mapping[Any, Any], place: Callable[[str], str]) -> str:
+    """Return that a number in braces has a comma, where YAML begins another key; empty if it is something else."""
+    inner: Any = raw
+    for step in one["loc"][:-1]:
+        inner = inner.get(step) if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping):
+        return ""
+    name, digits = None, ""  # the last key that is none of such groups, and the groups behind it
+    found = False
+    for key, value in inner.items():
+        if value is None and _THREE.fullmatch(str(key)):
+            digits, found = f"{digits}{key}", found or str(key) == str(one["loc"][-1])
+        elif found:
+            break
+        else:
+            name, digits = key, ""
+    first = inner.get(name)
+    if not found or isinstance(first, bool) or not isinstance(first, int):
+        return ""
+    key = dotted((*one["loc"][:-1], str(name)))
+    return f"{place(key)}: {key} is {first}, for a comma ends a number in braces; write {first}{digits}"
 
 
 def _allowed(names: Iterable[Any]) -> str:

@@ -45,7 +45,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
     for name in _BUDGETS:
         if getattr(config.batch, name):
             found.setdefault(f"batch.{name}", set()).update({prompt + response, None})
-    for topic, values_for in ((Topic.MEMORY, _lighter), (Topic.ENGINE_ARGUMENTS, _engine)):
+    for topic, values_for in ((Topic.MEMORY, lighter), (Topic.ENGINE_ARGUMENTS, _engine)):
         for key, values in values_for(config).items() if topic in topics else ():
             found.setdefault(key, set()).update(values)
     if topics.intersection(_OF_LENGTHS):
@@ -253,7 +253,7 @@ def _switches(config: Config) -> dict[str, set[Any]]:
     return found
 
 
-def _lighter(config: Config) -> dict[str, set[Any]]:
+def lighter(config: Config) -> dict[str, set[Any]]:
     """Return values that take less memory of a GPU or of a node."""
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     found: dict[str, set[Any]] = {

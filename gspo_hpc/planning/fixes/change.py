@@ -13,7 +13,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
 from gspo_hpc.planning.fixes import distances
 from gspo_hpc.planning.rules.ids import RuleId
-from gspo_hpc.planning.settings import ENGINE, value_of
+from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 FEW = 6  # values of a setting, of which only the nearest are taken
 _AS_NEAR = 1.5  # times as far as the nearest fix of the same settings
@@ -88,6 +88,13 @@ def together(changes: Iterable[Change], others: Iterable[float] = ()) -> float:
     ends = _CHOSEN_AS_ONE <= {change.key for change in made}
     choices = len(made) + len(more) - ends
     return sum((*(change.distance for change in made), *more)) + distances.EACH_MORE * max(0, choices - 1)
+
+
+def with_changes(config: Config, changes: Iterable[Change]) -> Config:
+    """Return the config with these changes."""
+    for change in changes:
+        config = with_value(config, change.key, change.value)
+    return config
 
 
 def settings_of(fix: Fix) -> set[str]:

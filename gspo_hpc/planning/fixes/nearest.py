@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.builder import PlanBuilder
-from gspo_hpc.planning.fixes import by_type, distances
+from gspo_hpc.planning.fixes import beside, by_type, distances
 from gspo_hpc.planning.fixes.candidates import candidates
-from gspo_hpc.planning.fixes.change import Change, Fix, nearest, settings_of, together
+from gspo_hpc.planning.fixes.change import Change, Fix, nearest, settings_of, together, with_changes
 from gspo_hpc.planning.fixes.faults import topics_of
-from gspo_hpc.planning.fixes.search import Search
+from gspo_hpc.planning.fixes.search import FARTHEST, Search
 from gspo_hpc.planning.mentions import mentioned
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
@@ -30,6 +30,7 @@ from gspo_hpc.planning.settings import with_value
 _LONGEST = 6  # changes of one repair
 _VALUES = 8  # of a setting that are tried in one place
 _ALL = 99  # broken rules: all of them are wanted
+_LOOKED_AT = 200  # changes of several settings that may mend a rule which none mends alone
 _MEMORY_COST = 4  # plans that take as long as one with its memory
 _OF_ENGINES = ("rollout.tensor_parallel_size", "rollout.engines_per_node")  # set apart, they leave fewer ranks
 
@@ -59,12 +60,15 @@ class Nearest:
         self.search, self.room, self.machines = search, room, machines
         self.settings: dict[RuleId, set[str]] = {}  # that have a part in a rule, where it was first met
         self.least: dict[RuleId, float] = {}  # the distance of their smallest change
+        self.several: dict[RuleId, float] = {}  # that of several changes, where none alone mends the rule
 
     def find(self, wanted: int, within: float = math.inf) -> list[Fix]:
         """Return at most `wanted` repairs of different settings that are nearer than `within`, the nearest first."""
         ways, seen, found = [_Way(0.0, 0, (), self.search.config)], {frozenset[str]()}, list[Fix]()
         while ways and self.room > 0 and len(found) < wanted:
             way = heapq.heappop(ways)
+            if found and way.least > FARTHEST * found[0].distance:
+                break
             if way.fix is not None:
                 found += [way.fix] if way.fix not in found else []
                 continue
@@ -77,8 +81,12 @@ class Nearest:
             if not plan.broken:
                 fix = self.search.fix(plan, *way.changes) if self.search.is_run(plan) else None
                 fix = None if fix is None else self.search.nearer(self._needed(fix))
-                if fix is not None and fix.distance < within:
-                    heapq.heappush(ways, _Way(fix.distance, way.number, fix.changes, way.config, fix))
+                for one in [fix, beside.roomier(self.search, fix)] if fix is not None else []:
+                    key = frozenset(map(str, one.changes)) if one is not None else frozenset()
+                    if one is not None and one.distance < within and (one is fix or key not in seen):
+                        seen.add(key)
+                        number = way.number if one is fix else len(seen)
+                        heapq.heappush(ways, _Way(one.distance, number, one.changes, way.config, one))
                 continue
             for least, step in self._steps(way, plan, within) if len(way.changes) < _LONGEST else ():
                 changes = (*way.changes, step.change)
@@ -96,11 +104,9 @@ class Nearest:
         """Return the nearest of the fixes that some of these changes are: two may only make up for each other."""
         some = (part for count in range(1, len(fix.changes)) for part in itertools.combinations(fix.changes, count))
         for changes in sorted(some, key=together):
-            config = self.search.config
-            for change in changes:
-                config = with_value(config, change.key, change.value)
-            plan = self._judge(config)
-            if plan is not None and self.search.is_run(plan) and (found := self.search.fix(plan, *changes)):
+            plan = self._judge(with_changes(self.search.config, changes))
+            found = self.search.fix(plan, *changes) if plan is not None and self.search.is_run(plan) else None
+            if found is not None and found.distance <= fix.distance:
                 return found
         return fix
 
@@ -120,16 +126,23 @@ class Nearest:
             rule = min(broken, key=lambda rule: (len(self.settings[rule] - made), rule))
         for step in steps:
             if step.change.key in self.settings[rule] and (rule not in step.left or step.left <= broken):
-                yield together((*way.changes, step.change), self._at_least(step.left)), step
+                changes = (*way.changes, step.change)
+                yield together(changes, self._at_least(step.left, changes)), step
 
-    def _at_least(self, left: AbstractSet[RuleId]) -> list[float]:
+    def _at_least(self, left: AbstractSet[RuleId], made: Sequence[Change] = ()) -> list[float]:
         """Return the distances of changes that mend these rules: of those that have no setting in common."""
+        least = {rule: self._rest(rule, made) for rule in left & self.least.keys()}
         found, used = list[float](), set[str]()
-        for rule in sorted(left & self.least.keys(), key=lambda rule: (-self.least[rule], rule)):
+        for rule in sorted(least, key=lambda rule: (-least[rule], rule)):
             if not used & self.settings[rule]:
-                found.append(self.least[rule])
+                found.append(least[rule])
                 used |= self.settings[rule]
         return found
+
+    def _rest(self, rule: RuleId, made: Sequence[Change]) -> float:
+        """Return the distance of what is still to be changed for a rule: one setting, or several less those made."""
+        done = _sum(change for change in made if change.key in self.settings[rule])
+        return max(self.least[rule], self.several.get(rule, 0.0) - done)
 
     def _learn(self, plan: PlanBuilder, steps: Sequence[_Step]) -> None:
         """Note the settings that have a part in broken rules that are new, and their smallest change.
@@ -147,6 +160,24 @@ class Nearest:
             here = [step for step in own if _size(step) < distances.Size.HARDWARE]
             alone = [step for step in here if rule not in step.left or rule in of_ranks]
             self.least[rule] = min((step.change.distance for step in alone or own), default=0.0)
+            by_one = any(rule not in step.left for step in own) or rule in of_ranks
+            if not by_one and topic(rule) in (Topic.GRID, Topic.COUNTS):
+                self.several[rule] = self._of_several(rule, [step.change for step in own])
+
+    def _of_several(self, rule: RuleId, changes: Sequence[Change]) -> float:
+        """Return the distance of the nearest changes of several settings that mend a rule which no change mends alone.
+
+        Where they are not found soon, they are at least as far as those that were looked at.
+        """
+        some = (chosen for count in (2, 3) for chosen in itertools.combinations(changes, count))
+        apart = [chosen for chosen in some if len({change.key for change in chosen}) == len(chosen)]
+        least = 0.0
+        for chosen in sorted(apart, key=_sum)[:_LOOKED_AT]:
+            least = _sum(chosen)
+            plan = self._judge(with_changes(self.search.config, chosen))
+            if plan is not None and all(item.rule is not rule for item in plan.broken):
+                break
+        return least
 
     def _tried(self, way: _Way, plan: PlanBuilder, only: AbstractSet[str] | None, within: float) -> Iterator[_Step]:
         """Yield changes of one setting each, of these settings if only they are wanted, with what they leave broken."""
@@ -179,3 +210,7 @@ class Nearest:
 
 def _size(step: _Step) -> distances.Size:
     return distances.size(step.change.key)
+
+
+def _sum(changes: Iterable[Change]) -> float:
+    return sum(change.distance for change in changes)

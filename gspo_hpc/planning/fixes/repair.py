@@ -14,21 +14,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import distances, search
-from gspo_hpc.planning.fixes.change import Change, Fix, is_same, without_repeated
+from gspo_hpc.planning.fixes import beside, distances, search
+from gspo_hpc.planning.fixes.change import Change, Fix, is_same, with_changes, without_repeated
 from gspo_hpc.planning.fixes.nearest import Nearest
 from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
-from gspo_hpc.planning.fixes.search import Search
+from gspo_hpc.planning.fixes.search import FARTHEST, Search
 from gspo_hpc.planning.plan import Plan, make_plan
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import topic
-from gspo_hpc.planning.settings import value_of, with_value
+from gspo_hpc.planning.settings import value_of
 
 _LONGEST = 8  # changes of one repair
 _BRANCHES = 3  # changes that are tried in the place of one another
 _LOOKED_AT = 16  # configs on the way, at most, for which changes are searched
 _WANTED = 3  # repairs that leave the machines as they are
-_FARTHEST = 2.0  # times as far as the nearest
 _OF_SETTINGS, _OF_MACHINES = 6000, 5000  # plans that are looked at for the nearest repairs, without and with machines
 _ROOM = 600  # pairs of changes that are looked at where no single one mends anything
 
@@ -86,18 +85,19 @@ def find_all(config: Config, rows: int | None = None, within: float = math.inf) 
     if renamed := whole.renamed():
         return _after(config, rows, renamed, within)
     found = Nearest(whole, _OF_SETTINGS, machines=False).find(_WANTED, within)
-    found = [fix for fix in found if fix.distance <= _FARTHEST * found[0].distance]
+    found = [fix for fix in found if fix.distance <= FARTHEST * found[0].distance]
     partly = _one_by_one(config, rows) if not found and within == math.inf else None
     if partly is not None and not partly.left:
         found.append(whole.nearer(partly))
     nearer = min((fix.distance for fix in found), default=within)
-    found += Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer)
+    for fix in Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer):
+        found += [fix, *beside.of_fewer_machines(whole, fix)]
     return found or ([partly] if partly is not None else [])
 
 
 def _after(config: Config, rows: int | None, first: Fix, within: float) -> list[Fix]:
     """Return the fixes that give arguments of engines the name that counts before anything else is changed."""
-    changed = _with(config, first.changes)
+    changed = with_changes(config, first.changes)
     if make_plan(changed, rows).valid:
         return [first] if first.distance < within else []
     rest = (replace(one, changes=(*first.changes, *one.changes)) for one in find_all(changed, rows, within))
@@ -124,7 +124,7 @@ def _ends(config: Config, rows: int | None) -> Iterator[tuple[_Way, Plan]]:
         if not ways:
             return
         way = heapq.heappop(ways)
-        now = _with(config, way.changes)
+        now = with_changes(config, way.changes)
         plan = make_plan(now, rows)
         nexts = [] if plan.valid or len(way.changes) >= _LONGEST else _nexts(now, rows, plan)
         if not nexts:
@@ -167,7 +167,7 @@ def _needed(config: Config, way: _Way, plan: Plan, rows: int | None) -> Fix:
     for change in sorted(changes, key=lambda one: one.distance, reverse=True):
         others = tuple(one for one in changes if one is not change)
         if change.key not in way.kept:
-            without = make_plan(_with(config, others), rows)
+            without = make_plan(with_changes(config, others), rows)
             if _rules(without) <= _rules(plan):
                 changes, plan = others, without
     return Fix(changes, left=tuple(dict.fromkeys(item.rule for item in plan.broken)))
@@ -175,12 +175,6 @@ def _needed(config: Config, way: _Way, plan: Plan, rows: int | None) -> Fix:
 
 def _rules(plan: Plan) -> set[RuleId]:
     return {item.rule for item in plan.broken}
-
-
-def _with(config: Config, changes: Sequence[Change]) -> Config:
-    for change in changes:
-        config = with_value(config, change.key, change.value)
-    return config
 
 
 def _size(changes: Sequence[Change]) -> int:

@@ -16,7 +16,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices, parameters
-from gspo_hpc.planning.fixes import by_type, distances, moves, suggested
+from gspo_hpc.planning.fixes import beside, by_type, distances, moves, suggested
 from gspo_hpc.planning.fixes import candidates as values_of
 from gspo_hpc.planning.fixes.candidates import LENGTHS, candidates
 from gspo_hpc.planning.fixes.change import (
@@ -29,6 +29,7 @@ from gspo_hpc.planning.fixes.change import (
     nearest,
     setting_of,
     settings_of,
+    with_changes,
     without_repeated,
 )
 from gspo_hpc.planning.fixes.faults import left_of, topics_of
@@ -40,6 +41,7 @@ from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.settings import ENGINE, value_of, with_value
 
 MAX_OFFERED = 6
+FARTHEST = 2.0  # times as far as the nearest fix: another one is hardly worth a look
 _AS_LARGE, _AS_SMALL = 2.0, 0.125  # times the parameters of a model, between which one of another family is near
 _MUCH_LARGER = 1.5  # times the parameters of a model of the same family, so that one of another family is offered, too
 _TRIED = 60  # values of a setting that are tried alone: the nearest, and some of the others
@@ -88,6 +90,7 @@ class Search:
         self.not_run = {item.feature for item in plan.not_run}
         self.firsts: list[tuple[Change, Config, PlanBuilder]] = []  # that are no fix alone
         self.told = Suggested()  # what `suggest` finds, where it is asked
+        self.near = math.inf  # distance of the nearest fix of one or two settings
         self.answered = False  # whether what `suggest` finds says all: memory is lacking, and nothing else
 
     def found(self, limit: int, room: int) -> list[Fix]:
@@ -105,7 +108,9 @@ class Search:
         pairs = [] if self.answered and told.remedies else self._pairs(singles, limit, room, machines=not told.layout)
         models = self._other_models() if only_machines and not self.answered else []
         models = models[:1] if singles or layout or pairs else models
-        found = sorted([*self.shown(singles, limit), *pairs, *layout, *models], key=self.order)
+        few = [*self.shown(singles, limit), *pairs]
+        self.near = min((fix.distance for fix in few), default=math.inf)
+        found = sorted([*few, *layout, *models], key=self.order)
         alone = self._like_a_remedy() if self.answered and not singles else []
         machines = {fix for fix in told.remedies if any(distances.is_of_machines(one.key) for one in fix.changes)}
         here = [] if self.answered else [fix for fix in told.remedies if fix not in machines]
@@ -114,38 +119,41 @@ class Search:
             [*here, *found, *told.remedies, *alone],
             key=lambda fix: (of_model := _is_of_model(fix), fix.distance if of_model and alone else 0.0),
         )
-        return without_repeated(found, told.all)
+        return without_repeated(beside.with_roomier(self, found), told.all)
 
     def _pairs(self, singles: list[Fix], limit: int, room: int, *, machines: bool) -> list[Fix]:
         """Return `limit` fixes of two changes that are not much farther than the nearest of one."""
         alone = {setting_of(fix.changes[0]) for fix in singles}
-        farthest = 2.0 * min(fix.distance for fix in singles) if singles else math.inf
+        farthest = FARTHEST * min(fix.distance for fix in singles) if singles else math.inf
         pairs = [
             fix
             for fix in Pairs(self, machines=machines).find(room, alone, farthest)
             if not is_nearly_alone(fix, singles)
         ]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
-        return [*dict.fromkeys(self.nearer(fix, alone) for fix in pairs)]
+        pairs = [*dict.fromkeys(self.nearer(fix, alone) for fix in pairs)]
+        return [*dict.fromkeys(one for fix in pairs for one in (fix, *beside.of_fewer_machines(self, fix)))]
 
     def order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.
 
         Where batch sizes do not fit each other or the ranks, neither a layout nor a switch goes before a nearer batch
-        size; nor does a layout of `suggest`, where memory is not what is broken yet. A change that brings a warning
-        counts as one of the next size. Of several changes, those that guess how many GPUs of every node engines take
-        come after those that guess nothing.
+        size; nor does a layout of `suggest`, where memory is not what is broken yet; one that is far comes last. A
+        change that brings a warning counts as one of the next size, and of other machines those without come first. Of
+        several changes, those that guess how many GPUs of every node engines take come after those that guess nothing.
         """
         if fix.moved:
-            return distances.Size.SWITCH, 1, False, fix.distance
+            return distances.Size.SWITCH, 1, False, False, fix.distance
         size = int(max(distances.size(change.key) for change in fix.changes))
         unasked = Topic.MEMORY not in self.topics and len(fix.changes) > 2  # a layout of `suggest`
         if self.topics & _ARITHMETIC or unasked:
-            size = max(size, distances.Size.BATCH)
+            far = unasked and fix.distance > FARTHEST * self.near
+            size = max(size, distances.Size.HARDWARE if far else distances.Size.BATCH)
         elif fix.warnings:
             size = max(size, min(size + 1, distances.Size.HARDWARE))
         guessed = any(change.key == _SET_APART and change.before is None for change in fix.changes)
-        return size, len(fix.changes), guessed and len(fix.changes) > 1, fix.distance
+        tight = fix.warnings > 0 and size >= distances.Size.HARDWARE
+        return size, len(fix.changes), guessed and len(fix.changes) > 1, tight, fix.distance
 
     def judge(self, config: Config, enough: int = 0, *, on_the_way: bool = False) -> PlanBuilder | None:
         """Return the plan of a changed config, with no more broken rules than show that they are more than `enough`.
@@ -344,19 +352,20 @@ class Search:
     def nearer(self, fix: Fix, alone: Collection[Setting] = ()) -> Fix:
         """Return a fix with the nearest values of its settings, one after another, with which it still is one.
 
-        What a setting can be may depend on the others: more batch sizes suit fewer data-parallel ranks.
+        What a setting can be may depend on the others: more batch sizes suit fewer data-parallel ranks. Fewer machines
+        stay fewer, even if one more is nearer.
         """
         for place, change in enumerate(fix.changes):
             others = [*fix.changes[:place], *fix.changes[place + 1 :]]
-            config = self.config
-            for other in others:
-                config = with_value(config, other.key, other.value)
+            config = with_changes(self.config, others)
             if (plan := self.judge(config, self.left[0])) is None:
                 continue
             values = candidates(config, plan, topics_of(plan.broken), self.rows).get(change.key, ())
             for near in nearest(config, change.key, values, _TRIED):
                 if near.distance >= change.distance:
                     break
+                if beside.is_more_machines(near) and not beside.is_more_machines(change):
+                    continue
                 changes = sorted((near, *others), key=lambda one: one.distance)
                 found = self.fix(self.judge(with_value(config, near.key, near.value)), *changes)
                 if found is not None and found.distance < fix.distance and setting_of(near) not in alone:

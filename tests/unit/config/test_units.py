@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,24 @@ def test_other_text_is_no_size(text: str) -> None:
 def test_every_setting_that_names_a_unit_is_known_to_count_it() -> None:
     named = [key for key in keys() if re.search(r"(_gb|_mb|timeout|_per_s|_seconds)$", key)]
     assert named and all(units.counted(key) for key in named)
+
+
+def test_a_comma_of_a_number_in_braces_is_named(tmp_path: Path) -> None:
+    """YAML begins another key at it: `unknown key rollout.096` did not say so."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "rollout: {max_response_length: 4,096, max_prompt_length: 1,048,576}\n"
+        "batch: {global_batch_size: 1,024, num_generations: 8}\n"
+        "run: {max_steps: 5, 100: 3}\n"
+        "data: {100: null}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), [])
+    lines = str(caught.value).splitlines()
+    why = "for a comma ends a number in braces; write"
+    assert [line.partition(": ")[2] for line in lines[:3]] == [
+        f"rollout.max_response_length is 4, {why} 4096",
+        f"rollout.max_prompt_length is 1, {why} 1048576",
+        f"batch.global_batch_size is 1, {why} 1024",
+    ]
+    assert ["unknown key" in line for line in lines[3:]] == [True, True]

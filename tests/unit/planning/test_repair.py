@@ -17,7 +17,7 @@ from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning.fixes import repair, search
-from gspo_hpc.planning.fixes.change import Change, Fix
+from gspo_hpc.planning.fixes.change import Change, Fix, with_changes
 from gspo_hpc.planning.fixes.nearest import Nearest
 from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -275,7 +275,7 @@ def test_of_two_changes_of_which_one_is_enough_the_nearer_is_left(first: int) ->
     near, far = Change("batch.micro_batch_tokens", 4096, 4098), Change("rollout.max_response_length", 3074, 1024)
     assert near.distance < far.distance
     changes = (near, far) if first else (far, near)
-    found = repair._needed(config, repair._Way(changes=changes), make_plan(repair._with(config, changes)), None)
+    found = repair._needed(config, repair._Way(changes=changes), make_plan(with_changes(config, changes)), None)
     assert found.changes == (near,) and found.left == ()
 
 
