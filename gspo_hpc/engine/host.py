@@ -163,7 +163,7 @@ class Host:
         return [found[name] for name in names]
 
     def expert_sums(self) -> list[list[Any]] | None:
-        """Return what each worker says of its experts; None where one fails, by a layer that is built in another way."""
+        """Return what each worker says of its experts; None where one fails, for a layer that is built otherwise."""
         try:
             return list(self._llm.collective_rpc("expert_sums"))
         except Exception:

@@ -7,8 +7,9 @@ probe itself is computed and not read from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from gspo_hpc.data.records import Floats, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.engine.settings import has_exact_head
 from gspo_hpc.exchange.transport import gather_unordered
+from gspo_hpc.ops import expert_sums
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
@@ -28,11 +30,38 @@ from gspo_hpc.training.agreement import experts as experts_of
 from gspo_hpc.training.agreement.causes import TOP, rounding_step
 from gspo_hpc.training.agreement.explain import explain
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
-from gspo_hpc.training.agreement.scoring import Sequences, score
+from gspo_hpc.training.agreement.scoring import Sequences, rounding_gap, score
 
 
 class ProbeMismatch(RuntimeError):
     """Engine and trainer disagree on the log-probs of the probe."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Answers of the trainer on the probe, alike on all ranks."""
+
+    logprobs: Sequence[Floats]  # [len - 1] of each sequence
+    rounding: Gap | None = None  # that rounding alone makes; None where limits take no account of it
+    experts: Floats | None = None  # sums of its experts' weights [layers, experts, 4]; see gspo_hpc.ops.expert_sums
+
+    def values(self) -> dict[str, Any]:
+        """Return it as plain values, for ranks that have no trainer."""
+        return {
+            "logprobs": [one.tolist() for one in self.logprobs],
+            "rounding": None if self.rounding is None else asdict(self.rounding),
+            "experts": None if self.experts is None else [len(self.experts), expert_sums.to_text(self.experts)],
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Trainer:
+        """Return what :meth:`values` gave."""
+        rounding, experts = values["rounding"], values["experts"]
+        return cls(
+            [np.asarray(one, dtype=np.float32) for one in values["logprobs"]],
+            None if rounding is None else Gap(**rounding),
+            None if experts is None else expert_sums.from_text(experts[1], experts[0]),
+        )
 
 
 def probe_sequences(prompts: Sequence[Prompt], budget: int) -> list[list[int]]:
@@ -60,36 +89,33 @@ def check(
     rounds its logits that is to have an fp32 head. Collective.
     """
     ours = score(policy, sequences, monitor).logprobs
-    experts = policy.expert_sums()
+    trainer = Trainer(ours, rounding_gap(policy, sequences, ours, monitor), policy.expert_sums())
     offload.leave_to_engines(policy)
 
     def cause(engine: Engine | None, theirs: list[Floats]) -> str:
         return explain(policy, engine, sequences, theirs, monitor)
 
     limits = gap_limits(policy.config)
-    return compare(
-        engine, sequences, ours, policy.ranks, limits, death, first, cause, experts, examine_head=examine_head
-    )
+    return compare(engine, sequences, trainer, policy.ranks, limits, death, first, cause, examine_head=examine_head)
 
 
 def compare(
     engine: Engine | None,
     sequences: Sequences,
-    ours: Sequence[Floats],
+    trainer: Trainer,
     ranks: Ranks,
     limits: GapLimits,
     death: EngineDied | None,
     first: Gap | None,
     cause: Callable[[Engine | None, list[Floats]], str],
-    experts: Floats | None = None,
     *,
     examine_head: bool = True,
 ) -> tuple[Gap, EngineDied | None]:
-    """Compare the trainer's log-probs `ours` with those of the engines of all ranks, as :func:`check` says. Collective.
+    """Compare what the trainer computes with what the engines of all ranks do, as :func:`check` says. Collective.
 
     `cause` returns why an engine's log-probs differ, for the error; every rank calls it, with None if it has no engine.
-    `experts` are the sums of the trainer's experts, alike on all ranks; see :mod:`gspo_hpc.ops.expert_sums`.
     """
+    ours, experts = trainer.logprobs, trainer.experts
     theirs: list[Floats] = []
     cached, logit_step, unwanted, misplaced = 0, 0.0, False, ""
     if engine is not None:
@@ -119,7 +145,7 @@ def compare(
     if experts is not None:
         told = gather_unordered(ranks.exchange.transport, misplaced.encode())
         misplaced = next((text.decode() for text in told if text), "")
-    if (wrong := excess(gap, limits, first)) is not None:
+    if (wrong := excess(gap, limits, first, trainer.rounding)) is not None:
         why = cause(engine if death is None else None, theirs) + (misplaced and f"; {misplaced}")
         raise ProbeMismatch(
             f"after the weight sync, engine and trainer disagree on the probe: {wrong}. Likely cause: {why}. If the "

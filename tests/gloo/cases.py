@@ -70,6 +70,7 @@ from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system import progress
 from gspo_hpc.training import probe as probing
 from gspo_hpc.training import sync, update
+from gspo_hpc.training.agreement import scoring
 from gspo_hpc.training.jobs import train
 from gspo_hpc.training.reference import Reference, Teacher, moving
 from gspo_hpc.training.telemetry.accelerator import Accelerator
@@ -233,6 +234,19 @@ def routed(model: str, world: int, **sections: Any) -> Arrays:
     again = update.logprob_pass(made, refused, "old_logprobs", settings, replay=False)
     found = {"given": given.logprobs, "own": own.logprobs, "refused": again.logprobs, "experts": own.experts}
     return {f"{name}/{key[0]}-{key[1]}": v for name, part in found.items() for key, v in everywhere(part).items()}
+
+
+def shaken(model: str, world: int, **sections: Any) -> Arrays:
+    """Gap that noise of the size of rounding makes on a probe, on every rank; and the log-probs before and after it."""
+    made, ranks = policy(config(model, world, "bfloat16", **sections))
+    probe = np.random.default_rng(1).integers(0, 90, (4, 24)).tolist()
+    before = scoring.score(made, probe).logprobs
+    gap = scoring.rounding_gap(made, probe, before, None)
+    assert gap is not None
+    mine = json.dumps(gap.values()).encode()
+    gaps = [json.loads(one) for one in gather_unordered(ranks.exchange.transport, mine)]
+    after = scoring.score(made, probe).logprobs
+    return {"gaps": np.array(gaps), "before": np.concatenate(before), "after": np.concatenate(after)}
 
 
 def steps(
@@ -1229,6 +1243,7 @@ def main() -> None:
         for f in (
             logprobs,
             routed,
+            shaken,
             steps,
             objectives,
             adapted,

@@ -147,6 +147,7 @@ MOVES: list[tuple[str, str, int, dict[str, Any]]] = [  # of a checkpoint between
 
 ROUTED = ["ep2", "cp2-ep2", "etp2-recomputed", "tp2-ep2-etp2", "pp2-ep2"]  # with choices that are given
 
+SHAKEN = ["ep2", "etp2", "tp2-etp1", "tp2-ep2-etp1", "cp2-ep2", "pp2-first3"]  # noise of the size of rounding
 LENT: dict[str, dict[str, Any]] = {  # whose memory engines have for a while
     "one": {},
     "one-bfloat16": {"model_dtype": "bfloat16"},
@@ -466,6 +467,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
     repeat = {"moe": {"router_replay": "old_logprobs"}}
     one[f"repeated-{EXPERTS[-1]}"] = ("steps", {"model": model, **fast, **repeat})
     one["mismatched"] = ("mismatched", {"model": model})
+    for name in ("one", *SHAKEN):
+        world, sections = EXPERT_LAYOUTS.get(name, (1, {}))
+        worlds[world][f"shaken-{name}"] = ("shaken", {"model": str(models[EXPERTS[-1]]), **sections})
     for name in ("peaks", "short"):
         (folder / name).mkdir()
     large = {"model": str(models["llama-large"]), "folder": str(folder / "peaks")}

@@ -51,6 +51,7 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     weight_sync = WeightSync(made, sequences(model))
     clean, _ = weight_sync.run(engine)
     found["clean"] = np.array(clean.gap.values())
+    found["healthy"] = [said(WeightSync(made, drawn), engine, None) for drawn in _drawn()]
     found["again"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
     found["stale"] = said(weight_sync, engine, clean.gap, _without_reset)
     if made.arch.experts is not None:
@@ -71,6 +72,11 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     found["healed"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
     engine.close()
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+def _drawn() -> list[list[list[int]]]:
+    """Return probes of random tokens, wherever routers are near a tie."""
+    return [np.random.default_rng(seed).integers(0, 90, (4, 24)).tolist() for seed in range(3)]
 
 
 def rounded_in_16_bits(made: Policy, model: str) -> dict[str, np.ndarray]:

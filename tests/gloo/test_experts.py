@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.gloo import cases
-from tests.gloo.layouts import EXPERTS, ROUTED, TAKEN, WITH_EXPERTS, Arrays
+from tests.gloo.layouts import EXPERTS, ROUTED, SHAKEN, TAKEN, WITH_EXPERTS, Arrays
 from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 
 
@@ -16,6 +16,15 @@ from tests.gloo.reference import assert_equal_steps, huggingface_logprobs
 def test_three_steps_with_experts_equal_one_rank(layout: str, family: str, results: dict[str, Arrays]) -> None:
     one, many = results[f"steps-one-{family}"], results[f"steps-{layout}-{family}"]
     assert_equal_steps(one, many)
+
+
+@pytest.mark.parametrize("name", ["one", *SHAKEN])
+def test_noise_tells_in_every_layout_how_far_rounding_moves_log_probs(name: str, results: dict[str, Arrays]) -> None:
+    """Ranks learn the same; tensor-parallel ones still choose the same experts; and nothing of the noise stays."""
+    one, found = results["shaken-one"], results[f"shaken-{name}"]
+    assert (found["gaps"] == found["gaps"][0]).all() and np.array_equal(found["before"], found["after"])
+    mean = found["gaps"][0][3]
+    assert 0.25 * one["gaps"][0][3] < mean < 4.0 * one["gaps"][0][3] and mean < 1.0
 
 
 @pytest.mark.parametrize("name", TAKEN)

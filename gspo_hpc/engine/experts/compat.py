@@ -46,7 +46,7 @@ def layers_with_weights(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 def weights(layer: Any, kind: str) -> torch.Tensor:
     """Return the weights [experts, rows, columns] of a layer: ``w13``, of gate and up projections, or ``w2``.
 
-    Relies on the names of the parameters, whose first dimension kernels for 16 bits leave to the experts (0.22 to 0.33).
+    Relies on the parameters' names, and on kernels that leave the first dimension to the experts (0.22 to 0.33).
     """
     found: torch.Tensor = getattr(layer, f"{kind}_weight").data
     return found.flatten(2) if found.dim() > 3 else found

@@ -17,6 +17,7 @@ from gspo_hpc.config.derived import GapLimits
 from gspo_hpc.data.records import Floats
 
 _GROWTH = 4.0  # times the gap of the first sync that later ones may have, in 16 bits
+_OF_ROUNDING = 2.0  # times what noise of the size of rounding makes: one draw of it and one engine differ by chance
 HARMLESS = 0.2  # of the mean that is allowed: gaps below it are never too large for growth alone
 
 
@@ -80,22 +81,22 @@ def differences(ours: Sequence[Floats], theirs: Sequence[Floats]) -> tuple[float
     return float(gaps.max()), float(gaps.mean())
 
 
-def excess(gap: Gap, allowed: GapLimits, first: Gap | None) -> str | None:
+def excess(gap: Gap, allowed: GapLimits, first: Gap | None, rounding: Gap | None = None) -> str | None:
     """Return what of `gap` is not allowed, with the numbers; None if it is small enough.
 
-    `first` is the gap of the first sync, above which it must not rise far in 16 bits either.
+    `first` is the gap of the first sync, above which it must not rise far in 16 bits either. `rounding` is the gap that
+    rounding alone makes in the trainer, twice of which is always allowed; None where that is not known.
     """
+    always = Gap() if rounding is None else Gap(*(_OF_ROUNDING * value for value in rounding.values()))
+    allowed = allowed._replace(max=max(allowed.max, always.weighted_max), mean=max(allowed.mean, always.weighted_mean))
     if not allowed.weighted:
         largest, mean, kind = gap.max, gap.mean, "|log-prob difference|"
     else:
         largest, mean, kind = gap.weighted_max, gap.weighted_mean, "|log-prob difference| weighted by probability"
     if not (largest <= allowed.max and mean <= allowed.mean):
-        return f"max {kind} {largest:.2e} (allowed {allowed.max:g}), mean {mean:.2e} (allowed {allowed.mean:g})"
+        return f"max {kind} {largest:.2e} (allowed {allowed.max:.3g}), mean {mean:.2e} (allowed {allowed.mean:.3g})"
     if allowed.weighted and first is not None:
-        most = max(_GROWTH * first.weighted_mean, HARMLESS * allowed.mean)
+        most = max(_GROWTH * first.weighted_mean, HARMLESS * allowed.mean, always.weighted_mean)
         if mean > most:
-            return (
-                f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {_GROWTH:g} times "
-                f"as much, or {HARMLESS * allowed.mean:g})"
-            )
+            return f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {most:.3g})"
     return None

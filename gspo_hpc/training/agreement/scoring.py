@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.ops.batch import build, split_experts
+from gspo_hpc.policy import rounding
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import response_logprobs
+from gspo_hpc.training.agreement.gap import Gap, measure
 
 Sequences = Sequence[Sequence[int]]
 
@@ -23,6 +26,22 @@ class Scores:
 
     logprobs: list[Floats]
     experts: list[Experts]  # of every token but the last; empty unless they were recorded
+
+
+def rounding_gap(
+    policy: Policy, sequences: Sequences, ours: Sequence[Floats], monitor: PassMonitor | None
+) -> Gap | None:
+    """Return the gap between `ours`, the trainer's log-probs, and its own under noise of the size of rounding.
+
+    None where limits do not take account of it: without experts, in float32, and where the config gives the limits.
+    Collective.
+    """
+    rollout = policy.config.rollout
+    given = rollout.probe_max_gap is not None or rollout.probe_mean_gap is not None
+    if policy.arch.experts is None or given or not gap_limits(policy.config).weighted:
+        return None
+    with rounding.shaken(policy.chunks):
+        return measure(ours, score(policy, sequences, monitor).logprobs)
 
 
 def score(

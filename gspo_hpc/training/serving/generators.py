@@ -13,21 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import Floats
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.kept_weights import KeptWeights
 from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
-from gspo_hpc.ops import expert_sums
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
 from gspo_hpc.policy.process_groups import Ranks, any_rank, store
 from gspo_hpc.rollout.generation import Request
@@ -39,6 +36,7 @@ from gspo_hpc.training import probe
 from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
 from gspo_hpc.training.observers.memory import MemoryWatch
+from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
@@ -60,8 +58,7 @@ class EngineFiller:
         self._relay = self._make_relay()
         self._sender: transfer.WeightSender | None = None
         self._sequences: list[list[int]] = []  # of the probe
-        self._ours: list[Floats] = []  # the trainer's log-probs of them
-        self._experts: Floats | None = None  # sums of the trainer's experts
+        self._trainer = Trainer([])  # what it computes of them
         self._first: Gap | None = None  # of the run's first sync
         self._examine_head = True  # until it has been
         self.gap = Gap()  # since the newest weights came, of all engines that were checked
@@ -70,10 +67,8 @@ class EngineFiller:
         """Take from a command what the engine's log-probs are compared with once the weights that follow are there."""
         self.gap = Gap()
         self._sequences = command["sequences"]
-        self._ours = [np.asarray(values, dtype=np.float32) for values in command["ours"]]
+        self._trainer = Trainer.from_values(command["trainer"])
         self._first = None if command["first"] is None else Gap(**command["first"])
-        of_experts = command["experts"]
-        self._experts = None if of_experts is None else expert_sums.from_text(of_experts[1], of_experts[0])
 
     def receive(self, engine: Engine | None) -> tuple[str, EngineDied | None]:
         """Receive all weights and fill `engine`; return their fingerprint, and how it died, if it did. Collective."""
@@ -116,13 +111,12 @@ class EngineFiller:
         gap, death = probe.compare(
             alive,
             self._sequences,
-            self._ours,
+            self._trainer,
             self._ranks,
             limits,
             death,
             self._first,
             lambda engine, theirs: _NO_CAUSE,
-            self._experts,
             examine_head=self._examine_head,
         )
         self.gap = self.gap.with_largest(gap)

@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
-from gspo_hpc.ops import expert_sums
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.training.agreement.gap import Baseline, Gap
-from gspo_hpc.training.agreement.scoring import score
+from gspo_hpc.training.agreement.scoring import rounding_gap, score
+from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.serving.commands import WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.sync import Synced
@@ -73,15 +73,15 @@ class RemoteWeights:
         self._engines.wait_for_all()  # here, where a stop is noticed, and not in the broadcast
         offload.leave_to_engines(self._policy)  # a state that a start or a save brought back, if it stays on the host
         ours = score(self._policy, self._sequences, self._clock.monitor).logprobs
-        experts = self._policy.expert_sums()
+        rounding = rounding_gap(self._policy, self._sequences, ours, self._clock.monitor)
+        trainer = Trainer(ours, rounding, self._policy.expert_sums())
         first = self._baseline.probe
         number = 0
         if self._broadcast is not None:
             values = {
                 "sequences": [list(map(int, tokens)) for tokens in self._sequences],
-                "ours": [values.tolist() for values in ours],
+                "trainer": trainer.values(),
                 "first": None if first is None else asdict(first),
-                "experts": None if experts is None else [len(experts), expert_sums.to_text(experts)],
             }
             number = self._commands.post(WEIGHTS, values)
         self._engines.from_rank_0(lambda: self._commands.wait_until_read(number))  # engines may still start

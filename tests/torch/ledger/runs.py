@@ -171,6 +171,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(reference, "logprob_pass", lambda model, *a, **k: model.forward() or _NOTHING)
     monkeypatch.setattr(reference, "with_values", lambda groups, values, change: groups)
     monkeypatch.setattr(probe, "score", lambda policy, *a: SimpleNamespace(logprobs=probed(policy)))
+    monkeypatch.setattr(probe, "rounding_gap", lambda policy, *a: shaken(policy))
     monkeypatch.setattr(engines.Engine, "cached_tokens", lambda self, tokens: 0)
     monkeypatch.setattr(engines.Engine, "top_logprobs", lambda self, sequences, count: [np.zeros((2, count))])
     settings_of = bringup.engine_settings
@@ -195,6 +196,12 @@ def _passed(policy: Any, groups: Any, moved: Any, *unused: Any) -> Any:
     if job.choices and derived.router_replay(job.config) == "old_logprobs":
         return groups.with_own({**groups.own, **job.marked(moved.own)})
     return groups
+
+
+def shaken(policy: Any) -> None:
+    """Make the pass over the probe that a mixture makes again in 16 bits."""
+    if policy.arch.experts is not None:
+        parts.probe_pass(policy)
 
 
 def probed(policy: Any) -> list[np.ndarray]:

@@ -251,6 +251,7 @@ class Both:
                 "TRANSFER_BUCKET_BYTES": {"cuda": weights.TRANSFER_BUCKET_BYTES["cuda"]},
                 "dist": sums,
                 "score": lambda policy, *unused: SimpleNamespace(logprobs=runs.probed(policy)),
+                "rounding_gap": lambda policy, *unused: runs.shaken(policy),
             },
             generators: {
                 "start_rollout_worker": worker,

@@ -1,4 +1,4 @@
-"""Sums of experts' weights: whose they are, in whatever order and parts, and what is said of those that differ (1 s)."""
+"""Sums of experts' weights: whose they are, in whatever order and parts, and what is said where they differ (1 s)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_experts_that_are_not_in_their_places_are_named(dtype: torch.dtype) -> N
     layers[1][0][[2, 7]] = layers[1][0][[7, 2]]
     layers[1][1][[2, 7]] = layers[1][1][[7, 2]]
     assert misplaced(ours, whole(layers)) == (
-        "expert 2 of layer 1 has those of the trainer's expert 7, expert 7 of layer 1 has those of the trainer's expert 2"
+        "expert 2 of layer 1 has those of the trainer's expert 7, "
+        "expert 7 of layer 1 has those of the trainer's expert 2"
     )
     layers[2][1][4] *= 1.01
     layers[2][0][5] = 0.0

@@ -53,6 +53,15 @@ def test_later_syncs_are_measured_by_the_first() -> None:
     assert excess(Gap(1e-4, 9e-5, 1e-4, 9e-5), gap_limits(FULL), Gap()) is None  # float32: the limits alone
 
 
+def test_twice_what_rounding_makes_in_the_trainer_is_allowed_at_any_sync() -> None:
+    allowed, rounding = gap_limits(HALF), Gap(9.0, 9.0, 0.2, 0.06)
+    for first in (None, Gap(0.1, 0.01, 0.01, 0.003)):
+        assert excess(Gap(9.0, 9.0, 0.39, 0.119), allowed, first, rounding) is None
+        assert "(allowed 0.12)" in str(excess(Gap(0.1, 0.1, 0.1, 0.121), allowed, first, rounding))
+        assert "(allowed 0.4)" in str(excess(Gap(0.1, 0.1, 0.41, 0.001), allowed, first, rounding))
+    assert "(allowed 0.05)" in str(excess(Gap(0.1, 0.1, 0.1, 0.051), allowed, None, Gap()))
+
+
 EXPERTS, LAYERS, TOP_K = 16, 3, 2
 
 

@@ -21,6 +21,7 @@ from gspo_hpc.policy import process_groups
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.system.signals import MEMORY, StopFlag
+from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.serving import link
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands
 from gspo_hpc.training.serving.engines import RemoteEngines
@@ -104,7 +105,8 @@ class Agreeing:
 def test_the_gap_of_a_sync_is_the_largest_of_all_engines_also_of_those_checked_before_one_was_filled_again() -> None:
     config = from_dict(SERVER | {"model": {"dtype": "float32"}})
     filler = EngineFiller(config, only_rank(dist.HashStore()), broadcast=None)  # type: ignore[arg-type]
-    command = {"sequences": [[1, 2, 3]], "ours": [[-1.0, -1.0]], "first": None, "experts": None}
+    command = {"sequences": [[1, 2, 3]], "first": None}
+    command["trainer"] = Trainer([np.array([-1.0, -1.0])]).values()
     for first, then, largest in ((2e-5, 1e-5, 2e-5), (1e-5, 2e-5, 2e-5), (0.0, 1e-5, 1e-5)):
         filler.expect(command)
         for gap in (first, then):

@@ -1,4 +1,4 @@
-"""Runs that train adapters, which engines keep beside weights that stay; at both levels of sleep, with a resume."""
+"""Train adapters, which engines keep beside weights that stay: at both levels of sleep, with a resume."""
 
 from __future__ import annotations
 

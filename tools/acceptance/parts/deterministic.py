@@ -45,6 +45,6 @@ def run(env: Environment, record: Recorder) -> None:
         same = there and values[0] == values[1]
         record.check(f"resumed against left alone: {name}", "the same" if same else f"{values}", "the same", same)
     said, expected = (runs.harness.samples(one.folder) for one in (again, alone))
-    same = sum(said.get(key) == text for key, text in expected.items())
+    count = sum(said.get(key) == text for key, text in expected.items())
     bound = "all, and at least 1"
-    record.check("the same completions", f"{same} of {len(expected)}", bound, 0 < len(expected) == same == len(said))
+    record.check("the same completions", f"{count} of {len(expected)}", bound, 0 < len(expected) == count == len(said))

@@ -1,9 +1,10 @@
-"""Runs of two ranks with an engine of two GPUs; and a rank that fails while the other waits for it in a collective."""
+"""Train on two ranks with an engine of two GPUs; and plant a failure in a rank while the other waits for it in a collective."""
 
 from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from gspo_hpc.system import processes
 
@@ -25,7 +26,7 @@ def run(env: Environment, record: Recorder) -> None:
     _fails(env, record)
 
 
-def _trains(env: Environment, record: Recorder, what: str, name: str, **sections: dict[str, object]) -> None:
+def _trains(env: Environment, record: Recorder, what: str, name: str, **sections: Any) -> None:
     config = runs.write_config(
         env, name, models.light(env), eager=True, cluster=TWO, run={"max_steps": STEPS, "seed": 7}, **sections
     )

@@ -1,4 +1,4 @@
-"""How long a save keeps the loop waiting: written in the background beside an update, and waited for."""
+"""Measure how long a save keeps the loop waiting: written in the background beside an update, and waited for."""
 
 from __future__ import annotations
 
