@@ -19,7 +19,7 @@ from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER
-from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, programs
+from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, processes, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -290,6 +290,9 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     if source == "trl":
         if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
             variables |= {EVALUATES: "", "entry": "trl"}
+        ranks, told = processes.started(words[:launched])
+        notes += [told] if told else []
+        variables |= {name: count for name, count in ranks.items() if name not in variables}
         values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
     unknown = {**perhaps, **command.unknown}
     found = Found(source, values, variables, commands, tuple(notes), left, unknown, launcher)
@@ -348,6 +351,8 @@ def _overrides(
             if not equals and flag in _HYDRA.values():
                 value = next(rest, "")
             variables[flag[2:].replace("-", "_")] = value
+            if equals and "." in flag:
+                raise ValueError(f"{word[:60]}: Hydra takes no dashes before an override, and ends: leave them out")
             if flag not in _HYDRA.values():
                 left[word] = "no setting of the run"
         elif word.startswith("~"):

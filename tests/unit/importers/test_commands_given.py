@@ -139,3 +139,23 @@ def test_a_variable_in_commands_that_may_be_the_callers_is_not_known() -> None:
     for text in ("LR=1e-6; $(date); {} \\$LR", "LR=1e-6; LR=$(date); {} \\$LR"):
         found = convert(f'bash -c "{text.format(RUN)}"', gpus=1)
         assert found.open and found.config.optimizer.lr != 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "gpus"),
+    [
+        ("export A=b \\; NPROC_PER_NODE=8 {} 3e-6", 3e-6, 8),
+        ("cd s \\&\\& LR=4e-6 \\; {} \\$LR", 4e-6, 1),
+        ("NPROC_PER_NODE=4 {} 3e-6", 3e-6, 4),
+        ("{} 3e-6 \\| tee log", 3e-6, 1),
+        ("{} 3e-6", 3e-6, 1),
+        ("LR=5e-6 \\; {} $LR", 2e-6, 1),  # the caller's
+    ],
+)
+def test_several_words_for_ssh_are_read_by_a_shell_there(words: str, rate: float, gpus: int, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    found = convert(f"LR=2e-6\nssh -t host {words.format(RUN)}\n", folder=tmp_path, name="run.sh")
+    assert (found.config.optimizer.lr, found.config.cluster.gpus_per_node, found.open) == (rate, gpus, ())
+    script = f'LR=2e-6\nssh() {{ shift 2; bash -c "$*"; }}\nssh -t host {words.format(RUN)}'
+    _, told = given_to_swift(script, tmp_path, {})
+    assert float(told[0][-1]) == rate

@@ -130,14 +130,17 @@ def _expansions(node: Node) -> Iterator[Node]:
             yield from _expansions(child)
 
 
-def is_mixed(reader: Reader) -> bool:
-    """Tell whether an expansion that is not known stands in a word with blanks, which a program takes for commands."""
+def is_mixed(reader: Reader, blanks: bool = True) -> bool:
+    """Tell whether an expansion that is not known stands in a word with blanks, which a program takes for commands.
+
+    With `blanks` false any word counts.
+    """
     parts = () if reader.statement is None else nodes(reader.statement)
     command = next((node for node in parts if node.type == "command"), None)
     scope = reader.scope
     with not_yet(reader):
         words = [] if command is None else [node for node in command.named_children if _is_left(node, scope)]
-        return any(re.search(r"\s", text_of(word, _aside(scope))) for word in words)
+        return any(not blanks or re.search(r"\s", text_of(word, _aside(scope))) for word in words)
 
 
 def ambiguous(reader: Reader, program: str) -> str:

@@ -23,6 +23,7 @@ _OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
 _OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
 _PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ray|ssh|echo|xargs|swift|megatron|trl")
+_SIGNS = re.compile(r"^[A-Za-z_]\w*=|[;&|<>]|^(?:cd|export|source|\.|eval)$")  # that words are no plain command
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _FILE = re.compile(rf"{_SCRIPT.pattern}|\.py$")
 
@@ -53,8 +54,12 @@ def _commands(words: Sequence[str]) -> list[str]:
     return []
 
 
-def _text(words: Sequence[str]) -> str:
-    """Return the commands that ssh or tmux gives to a shell as one word with blanks; "" where it has none."""
+def text_of_words(words: Sequence[str]) -> tuple[str, int]:
+    """Return the commands that ssh or tmux gives to a shell as text, and the place of their first word.
+
+    "" where they are one command, whose words are those of the launcher. What ssh has in several words is joined with
+    blanks, and the other machine's shell reads it again.
+    """
     program, rest = words[0].rpartition("/")[2], words[1:]
     given: Sequence[str] = ()
     if program == "ssh":
@@ -65,7 +70,11 @@ def _text(words: Sequence[str]) -> str:
             given = _plain(rest, "ceFflnpstxy")
         elif verb in ("send", "send-keys") and rest[-1:] and rest[-1].lower() in ("enter", "c-m"):  # which are typed
             given = _plain(rest[:-1], "Nt")
-    return given[0] if len(given) == 1 and re.search(r"\S\s", given[0]) else ""
+    first = len(words) - len(given)
+    if program == "ssh" and len(given) > 1 and any(_SIGNS.search(word) for word in given):
+        return " ".join(given), first
+    whole = len(given) == 1 and re.search(r"\S\s", given[0])
+    return given[0] if whole else "", words.index(given[0]) if whole else first
 
 
 def _plain(words: Sequence[str], valued: str) -> list[str]:
@@ -133,16 +142,16 @@ def _entered(words: Sequence[str]) -> list[str]:
 
 def _followed(reader: Reader, words: list[str], line: int) -> None:
     texts, places = _commands(words), _shells(words)
-    text = "" if texts else _text(words)
+    text, first = ("", 0) if texts else text_of_words(words)
     try:
         if texts:
             mixed = children.is_ambiguous(reader, texts[:1], children.COMMANDS)
             found = children.Commands(texts[0], line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
             children.run(reader, found, texts[2:], _environment(reader, words[: places[0]], "shell"))
         elif text:
-            mixed = is_unset(text) and children.is_mixed(reader)
+            mixed = is_unset(text) and children.is_mixed(reader, any(text == word for word in words))
             found = children.Commands(text, line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
-            children.run(reader, found, (), _environment(reader, words[: words.index(text)], "shell"))
+            children.run(reader, found, (), _environment(reader, words[:first], "shell"))
         elif places:
             given = words[places[0] :]
             if reader.document is not None or children.has_input(reader) or any(map(_SCRIPT.search, given)):

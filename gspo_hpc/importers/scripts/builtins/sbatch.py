@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts import files
 from gspo_hpc.importers.scripts.builtins import children
 from gspo_hpc.importers.scripts.builtins.calls import path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
@@ -36,6 +37,7 @@ _GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?
 _EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _PAIR = re.compile(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+")  # of --export, which quotes may surround
 _WRAP = re.compile(r"--wrap(?:=.*)?", re.DOTALL)
+_ACTS = re.compile(rb"sbatch|(?:\$\(|`)[^)`]*\b(?:" + "|".join(sorted(files.CHANGERS)).encode() + rb")\b")
 _SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
 
 
@@ -230,15 +232,22 @@ def _by_itself(reader: Reader, found: children.Commands, given: Sequence[str], s
 
 
 def within(reader: Reader, node: Node) -> None:
-    """Follow jobs that a statement hands in to learn their numbers: ``ID=$(sbatch --parsable job.sh)``."""
-    if node.type not in _SIMPLE or b"sbatch" not in (node.text or b""):
+    """Follow what substitutions in a statement do: ``ID=$(sbatch --parsable job.sh)``, ``X=$(sed -i ... c.yaml)``."""
+    if node.type not in _SIMPLE or not _ACTS.search(node.text or b""):
         return
     body = node.child_by_field_name("body")
     if node.type == "redirected_statement" and body is not None and body.type != "command":
         return  # its statements are followed by themselves
     for inner in _substitutions(node):
-        if any(child.type == "command_name" and source_of(child).endswith("sbatch") for child in nodes(inner)):
+        names = [source_of(child) for child in nodes(inner) if child.type == "command_name"]
+        if any(name.endswith("sbatch") for name in names):
             apart(reader, inner.named_children)
+        elif files.CHANGERS & {name.rpartition("/")[2] for name in names}:
+            recording, reader.recording = reader.recording, False
+            try:
+                apart(reader, inner.named_children)
+            finally:
+                reader.recording = recording
 
 
 def _substitutions(node: Node) -> Iterator[Node]:
