@@ -28,6 +28,7 @@ _LAUNCHERS = "srun mpirun sudo nice timeout stdbuf setsid taskset ionice chrt nu
 _LAST = ("cp", "mv", "install", "ln", "rsync", "envsubst")
 _OUTPUT = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document"), "patch": ("-o", "--output")}
 CHANGERS = frozenset((*_EDITORS, *_LAST, "dd", "patch", "rm", "tee", "truncate"))  # programs that change files
+_MADE = re.compile(r"\$\(mktemp[^()]*\)")
 _PATCHED = re.compile(r"(?m)^\+\+\+ (?:b/)?([^\s]+)")
 # What git does to the files of a folder, which it may change all of.
 _OF_GIT = "am apply checkout cherry-pick merge pull rebase reset restore revert stash switch".split()
@@ -141,6 +142,8 @@ def _operands(rest: Sequence[str]) -> list[str]:
 def _pattern(word: str) -> str:
     """Return the pattern of the names that a word of a command may be: any text in the place of what is not known."""
     found = re.fullmatch(r"\$\(echo (.*)\)", word)
+    if word.startswith("$(mktemp..."):
+        return plain_path(word)
     return re.sub(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))", "*", plain_path(found[1] if found else word))
 
 
@@ -194,6 +197,10 @@ def write(
     elif not piped and (echo := echoed(words, redirects)):
         path, adds, text = echo
     else:
+        named = words and re.fullmatch(r"python3?(\.\d+)?", words[0].rpartition("/")[2])
+        if named and "GRPOConfig" in code and reader.recording:
+            text = "python reads a GRPOConfig from a here-document: put that into a file of its own, and convert it"
+            reader.not_read.append(f"{reader.scope.place}: {text}")
         return words, code, ""
     before = _text_before(reader, path) if adds else ""
     known = reader.certain and text is not None and before is not None
@@ -225,6 +232,9 @@ def written(reader: Reader, values: Mapping[str, Value] | None = None) -> Files:
 def _named(reader: Reader, given: Mapping[str, _T], here: str) -> Iterator[tuple[str, _T]]:
     """Yield what is known of files, with each of the names that they have for commands in a folder."""
     for path, what in given.items():
+        if path.startswith("$(mktemp"):
+            yield path, what
+            continue
         alike = os.path.isabs(here) == os.path.isabs(path)
         yield os.path.relpath(path, here) if here and alike else path, what
         if reader.file:
@@ -233,8 +243,18 @@ def _named(reader: Reader, given: Mapping[str, _T], here: str) -> Iterator[tuple
                 yield os.path.relpath(whole, here), what
 
 
+def temporary(reader: Reader, text: str, line: int) -> str:
+    """Return the value of a variable, in which the names that mktemp makes are another one for each call."""
+    if "$(mktemp" not in text:
+        return text
+    reader.scope.temporary[line] = count = reader.scope.temporary.get(line, 0) + 1
+    return _MADE.sub(f"$(mktemp...{line}{f'.{count}' if count > 1 else ''})", text)
+
+
 def _kept_as(reader: Reader, name: str) -> str:
     """Return the path of a file that commands name, from the folder in which the script is started."""
+    if name.startswith("$(mktemp"):
+        return os.path.normpath(name)
     path = os.path.normpath(os.path.join(folder_of(reader.scope.values), name))
     below = os.path.join(_top(reader), "")
     return path.removeprefix(below) if os.path.isabs(path) else path

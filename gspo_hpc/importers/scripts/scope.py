@@ -80,6 +80,7 @@ class Scope:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # $1, $2, ...: of a function; a script is read as if started without any
     script: str = ""  # $0, if it is known
+    temporary: dict[int, int] = field(default_factory=dict)  # line -> names of files that mktemp has made there
     reset: bool = False  # set has replaced the arguments that the present file was sourced with
     here: str | None = None  # the file in which the present line stands, if it is another one; "" if it is not known
     homes: dict[str, str | None] = field(default_factory=dict)  # that of the line which defined a function

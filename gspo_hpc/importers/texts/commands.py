@@ -13,7 +13,7 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
-from gspo_hpc.importers.scripts.places import find_file, within
+from gspo_hpc.importers.scripts.places import find_file, plain_path, within
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
@@ -318,7 +318,7 @@ def _positional(
     if source.startswith("swift") and isinstance(values.get("config"), str):
         before = [*before, values.pop("config")]
     for word in before:
-        if source.startswith("swift") and word.endswith((".yaml", ".yml", ".json")):
+        if source.startswith("swift") and (word.endswith((".yaml", ".yml", ".json")) or plain_path(word) in written):
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             documents.refuse_misspelt(word, given, source)
             places |= dict.fromkeys(given.keys() - values, word)

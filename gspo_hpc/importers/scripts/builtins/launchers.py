@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
 # Launchers that hand their own environment on, and others.
-_PASSING = frozenset("srun nice numactl taskset timeout setsid stdbuf ionice chrt screen".split())
-_LAUNCHERS = _PASSING | frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
+_PASSING = frozenset("srun salloc nice numactl taskset timeout setsid stdbuf ionice chrt screen script".split())
+_QUEUES = frozenset(("qsub", "bsub"))  # hand a script to a batch system
+_SHELLS_OF = frozenset(("script", "su", "runuser"))  # give the text behind -c to a shell
+_LAUNCHERS = _PASSING | _QUEUES | _SHELLS_OF
+_LAUNCHERS |= frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
 _OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
 _OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
@@ -70,6 +73,10 @@ def text_of_words(words: Sequence[str]) -> tuple[str, int]:
             given = _plain(rest, "ceFflnpstxy")
         elif verb in ("send", "send-keys") and rest[-1:] and rest[-1].lower() in ("enter", "c-m"):  # which are typed
             given = _plain(rest[:-1], "Nt")
+    elif program in _SHELLS_OF:
+        at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c|--command", word)), len(words))
+        given = words[at + 1 : at + 2]
+        return (given[0], at + 1) if given else ("", len(words))
     first = len(words) - len(given)
     if program == "ssh" and len(given) > 1 and any(_SIGNS.search(word) for word in given):
         return " ".join(given), first
@@ -156,6 +163,8 @@ def _followed(reader: Reader, words: list[str], line: int) -> None:
             given = words[places[0] :]
             if reader.document is not None or children.has_input(reader) or any(map(_SCRIPT.search, given)):
                 children.shell(reader, given, line, _environment(reader, words[: places[0]]))
+        elif words[0].rpartition("/")[2] in _QUEUES and children.has_input(reader):
+            children.run(reader, children.of_input(reader, words[0], line), (), _environment(reader, words))
         elif _SCRIPT.search(words[0]):
             found = children.by_first_line(reader, children.of_file(reader, words[0], ""))
             children.run(reader, found, words[1:], children.environment(reader))
@@ -173,7 +182,8 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
     for at, word in enumerate(words):
         if _PROGRAM.fullmatch(word.rpartition("/")[2]):
             break
-        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.beside(word)) is not None:
+        named = _SCRIPT.search(word) and word[0] != "-"
+        if named and (words[0].rpartition("/")[2] in _QUEUES or find_file(word, reader.beside(word)) is not None):
             return at
     return None
 
@@ -182,16 +192,16 @@ def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> 
     """Return what a shell behind a launcher has in its environment: that of most launchers is not known."""
     given, gone = handed_on(words)
     names = [word.rpartition("/")[2] for word in words]
-    keeping = [name for name in names if name in _LAUNCHERS - _PASSING]
+    keeping = [name for name in names if name in _LAUNCHERS - _PASSING and not (name == "qsub" and "-V" in words)]
     keeping += [names[0]] if any(word.startswith("--export") for word in words) else []
     if keeping:
         why = f"may be set by {keeping[0]}, which starts a {what} in {reader.scope.place}"
         seen = children.Environment({}, sourced=why)
     else:
         seen = children.environment(reader)
-    if names[0] == "srun":
+    if names[0] in ("srun", "salloc"):
         own = [name for name in seen.values if name.startswith("SLURM_")]
-        seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown("is set by srun"))})
+        seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown(f"is set by {names[0]}"))})
     lost = {*gone, *(f"export {name}" for name in gone)}
     values = {name: value for name, value in seen.values.items() if name not in lost} | given
     values |= moved(reader.scope.values, ())

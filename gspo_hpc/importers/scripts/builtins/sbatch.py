@@ -14,6 +14,7 @@ from gspo_hpc.importers.scripts.builtins import children
 from gspo_hpc.importers.scripts.builtins.calls import path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open, settled
+from gspo_hpc.importers.scripts.handlers import RUNS
 from gspo_hpc.importers.scripts.parse import nodes, source_of
 from gspo_hpc.importers.scripts.places import FOLDER, SUBMITTED, enter, find_file, moved
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
@@ -37,7 +38,7 @@ _GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?
 _EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _PAIR = re.compile(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+")  # of --export, which quotes may surround
 _WRAP = re.compile(r"--wrap(?:=.*)?", re.DOTALL)
-_ACTS = re.compile(rb"sbatch|(?:\$\(|`)[^)`]*\b(?:" + "|".join(sorted(files.CHANGERS)).encode() + rb")\b")
+_ACTS = re.compile(rb"sbatch|" + RUNS.pattern.encode() + rb"|(?:\$\(|`)[^)`]*\b(?:" + "|".join(sorted(files.CHANGERS)).encode() + rb")\b")
 _SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
 
 
@@ -241,6 +242,8 @@ def within(reader: Reader, node: Node) -> None:
     for inner in _substitutions(node):
         names = [source_of(child) for child in nodes(inner) if child.type == "command_name"]
         if any(name.endswith("sbatch") for name in names):
+            apart(reader, inner.named_children)
+        elif RUNS.search(source_of(inner)):  # LOG=$(swift rlhf ...)
             apart(reader, inner.named_children)
         elif files.CHANGERS & {name.rpartition("/")[2] for name in names}:
             recording, reader.recording = reader.recording, False
