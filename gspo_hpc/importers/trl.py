@@ -311,7 +311,7 @@ def _least_rate(draft: Draft, rate: float, style: str) -> None:
         try:
             if share is not None:
                 text = f"min_lr_rate {float(share):g} of the learning rate"
-                draft.put("optimizer.min_lr", float(share) * rate, comment=text, of=(name,))
+                draft.put("optimizer.min_lr", parts.rounded(float(share) * rate), comment=text, of=(name,))
             elif least is not None:
                 draft.put("optimizer.min_lr", float(least), name)
         except (ValueError, TypeError):

@@ -38,7 +38,13 @@ _GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?
 _EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _PAIR = re.compile(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+")  # of --export, which quotes may surround
 _WRAP = re.compile(r"--wrap(?:=.*)?", re.DOTALL)
-_ACTS = re.compile(rb"sbatch|" + RUNS.pattern.encode() + rb"|(?:\$\(|`)[^)`]*\b(?:" + "|".join(sorted(files.CHANGERS)).encode() + rb")\b")
+_ACTS = re.compile(
+    rb"sbatch|"
+    + RUNS.pattern.encode()
+    + rb"|(?:\$\(|`)[^)`]*\b(?:"
+    + "|".join(sorted(files.CHANGERS)).encode()
+    + rb")\b"
+)
 _SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
 
 
