@@ -241,6 +241,8 @@ def test_what_a_script_alone_decides_is_as_in_bash_or_told(script: str, tmp_path
     "script",
     [
         "LOG=$({} 3e-6 2>&1)",
+        "run() {{ {} $1; }}; LOG=$(run 3e-6)",
+        "N=$(basename train_grpo.py .py); P=$(pgrep -f main_ppo); {} 3e-6",
         'echo "`{} 3e-6`" | tee log',
         "LR=3e-6; export LOG=$({} $LR)",
         'script -q -e -c "LR=3e-6; {} \\$LR" /dev/null',

@@ -45,6 +45,10 @@ _ACTS = re.compile(
     + "|".join(sorted(files.CHANGERS)).encode()
     + rb")\b"
 )
+_STARTERS = re.compile(
+    r"python[\d.]*|swift|megatron|trl|torchrun|accelerate|deepspeed|srun|mpi(?:run|exec)|ray|uv|(?:ba|da)?sh|env|nohup|"
+    r"timeout|nice|time|ssh"
+)
 _SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
 
 
@@ -240,18 +244,21 @@ def _by_itself(reader: Reader, found: children.Commands, given: Sequence[str], s
 
 def within(reader: Reader, node: Node) -> None:
     """Follow what substitutions in a statement do: ``ID=$(sbatch --parsable job.sh)``, ``X=$(sed -i ... c.yaml)``."""
-    if node.type not in _SIMPLE or not _ACTS.search(node.text or b""):
+    if node.type not in _SIMPLE or not re.search(rb"\$\(|`", node.text or b""):
+        return
+    starting = {name for name, body in reader.functions.items() if body is not None and RUNS.search(source_of(body))}
+    if not starting and not _ACTS.search(node.text or b""):
         return
     body = node.child_by_field_name("body")
     if node.type == "redirected_statement" and body is not None and body.type != "command":
         return  # its statements are followed by themselves
     for inner in _substitutions(node):
-        names = [source_of(child) for child in nodes(inner) if child.type == "command_name"]
-        if any(name.endswith("sbatch") for name in names):
+        words = (source_of(child) for child in nodes(inner) if child.type == "command_name")
+        names = {word.rpartition("/")[2] for word in words}
+        runs = RUNS.search(source_of(inner)) is not None and any(map(_STARTERS.fullmatch, names))
+        if "sbatch" in names or runs or names & starting:  # LOG=$(swift rlhf ...)
             apart(reader, inner.named_children)
-        elif RUNS.search(source_of(inner)):  # LOG=$(swift rlhf ...)
-            apart(reader, inner.named_children)
-        elif files.CHANGERS & {name.rpartition("/")[2] for name in names}:
+        elif names & files.CHANGERS:
             recording, reader.recording = reader.recording, False
             try:
                 apart(reader, inner.named_children)
