@@ -7,7 +7,7 @@ file, without a shell and without the projects themselves. What is not carried o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ def _converted(text: str, found: Found, gpus: int | None, rows: int | None, fold
         raise ValueError(
             f"no argument of {project} that says how to train is in it, so there is nothing to convert{why}"
         )
+    _refuse_untold(project, [argument for argument in told if argument.keys], left)
     if config.model.path is not None and "seed-oss" in config.model.path.lower():
         draft.differs.append(
             f"{config.model.path}: updates have the dropout of its config.json there (0.1 where it gives none), and "
@@ -264,6 +265,18 @@ def _tells_how(decided: set[str], left: set[str]) -> bool:
     """
     how = {key for key in decided if key.partition(".")[0] in _TRAINING or key == "run.max_steps"} - _WHICH - _WHERE
     return bool(how) or ("model.path" in decided and ("data.train" in decided or bool(left & _DATA)))
+
+
+def _refuse_untold(project: str, told: Iterable[Argument], left: Iterable[Argument]) -> None:
+    """Raise ValueError where all arguments that say how a run trains may stand in a word that is not known."""
+    sections = {key.partition(".")[0] for argument in told for key in argument.keys if key not in _WHICH | _WHERE}
+    steps = any("run.max_steps" in argument.keys for argument in told)
+    words = [argument.given for argument in left if argument.given.startswith("**") or may_be_empty(argument.given)]
+    if words and not steps and not sections & {"batch", "algorithm", "rollout", "optimizer"}:
+        raise ValueError(
+            f"{words[0]}: known only when the script runs, and no other argument of {project} says how it trains: "
+            "write NAME=VALUE for each argument in its place"
+        )
 
 
 def _launched(found: Found, draft: Draft, gpus: int | None) -> Iterator[Argument]:

@@ -24,7 +24,11 @@ def read_text(path: Path | None, wide: bool = False) -> str:
     try:
         marked = wide and path is not None and path.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         encoding = "utf-16" if marked else "utf-8"
-        text = sys.stdin.read() if path is None else path.read_text(encoding=encoding)
+        if path is None:
+            text = sys.stdin.read()
+        else:
+            with path.open(encoding=encoding, newline="") as file:
+                text = re.sub(r"(?<!\\)\r\n?", "\n", file.read())  # behind a backslash a shell sees it
         text.encode("utf-8")  # in some locales standard input lets other bytes through, as surrogates
         return text
     except UnicodeError as error:

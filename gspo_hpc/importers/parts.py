@@ -64,6 +64,11 @@ def unknown(draft: Draft, name: str, value: str) -> None:
     draft.around.append(f"{name}={value}")
 
 
+def rounded(value: float) -> float:
+    """Return a product without what binary numbers add to it: 5e-07 for 5e-06 x 0.1."""
+    return float(f"{value:.12g}")
+
+
 def is_of_machine(value: str) -> bool:
     """Tell whether a count is a word of torchrun for what the machine has, or for any number in a range."""
     return _WHERE_IT_RUNS.fullmatch(value.strip()) is not None

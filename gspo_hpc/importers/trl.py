@@ -144,7 +144,7 @@ def _processes(draft: Draft, gpus: int | None) -> tuple[int, int]:
     draft.credit("cluster.nodes", "num_machines")
     draft.credit("cluster.gpus_per_node", "num_processes")
     each = each or parts.visible(draft, env)
-    unknown = "a GRPOConfig does not say how many processes there are"
+    unknown = "how many processes there are is not given in what is read, and a GRPOConfig does not say it"
     return parts.machines(draft, nodes, each, gpus, unknown)
 
 
@@ -311,7 +311,7 @@ def _least_rate(draft: Draft, rate: float, style: str) -> None:
         try:
             if share is not None:
                 text = f"min_lr_rate {float(share):g} of the learning rate"
-                draft.put("optimizer.min_lr", float(share) * rate, comment=text, of=(name,))
+                draft.put("optimizer.min_lr", parts.rounded(float(share) * rate), comment=text, of=(name,))
             elif least is not None:
                 draft.put("optimizer.min_lr", float(least), name)
         except (ValueError, TypeError):

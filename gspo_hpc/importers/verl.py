@@ -346,7 +346,7 @@ def _optimizer(draft: Draft, updates: int, whole: int | None, trainer: str) -> N
     if draft.given(least):
         draft.put("optimizer.min_lr", draft.number(least, 0.0), least)
     elif share := draft.number(f"{OPTIM}.min_lr_ratio", 0.0):
-        draft.put("optimizer.min_lr", share * rate, f"{OPTIM}.min_lr_ratio")
+        draft.put("optimizer.min_lr", parts.rounded(share * rate), f"{OPTIM}.min_lr_ratio")
     name = f"{OPTIM}.lr_warmup_steps"
     warm = draft.whole(name, -1, least=-1) or 0
     ratio = f"{OPTIM}.lr_warmup_steps_ratio"

@@ -79,6 +79,9 @@ def hosting(draft: Draft, nodes: int, each: int, commands: list[Command]) -> Non
     apart = draft.whole("rollout.gpus")
     groups = draft.values.get("colocate_groups")
     together = isinstance(groups, list) and any({"train", "rollout"} <= {*group} for group in groups)
+    listed = [name for group in groups if isinstance(group, list) for name in group] if isinstance(groups, list) else []
+    if strange := [str(name) for name in listed if name not in ("train", "rollout", "teacher")]:
+        draft.wrong("colocate_groups", f"ms-swift has the groups train, rollout and teacher, and no {strange[0]}")
     draft.credit("rollout.mode", "colocate_groups", "rollout.gpus", "vllm_mode")
     if draft.source.project == "ms-swift" and draft.switch("async_generate") and versions.mode(draft) != "server":
         draft.drop("async_generate", "ms-swift refuses it without a server (vllm_mode server)")

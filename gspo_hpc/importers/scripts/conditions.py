@@ -29,6 +29,8 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
 _EQUAL = ("=", "==", "!=")
 # Without a value on one side [ ] is an error, and so false. -ne and != hold then in what a script is meant to do.
 _FAILING = frozenset((*_NUMBERS, *_EQUAL)) - {"-ne", "!="}
+# What the two kinds of expressions read otherwise: alternatives, escapes, quotes, classes, repeated groups.
+_NOT_ALIKE = re.compile(r"""[|\\'"]|\[[.:=]|\)[*+?{]|\(\?|[*+?}][*+?]""")
 _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without quotes: no word in brackets where empty
 
 # Functions that start-up files of a shell or a site define.
@@ -95,6 +97,8 @@ def _in_double(words: list[Node], scope: Scope) -> bool | None:
         return None
     sign = source_of(words[1])
     left = _text(words[0], scope)
+    if sign == "=~":
+        return matched(left, words[2], scope)
     if sign not in _EQUAL:
         return compare(left, sign, _text(words[2], scope), scope, double=True)
     right = plain_pattern(words[2], scope)
@@ -102,6 +106,31 @@ def _in_double(words: list[Node], scope: Scope) -> bool | None:
         return sign == "!=" if right == "" and _is_some(left) else None
     held = fits(left, right, scope, True)
     return None if held is None else held == (sign != "!=")
+
+
+def matched(left: str, word: Node, scope: Scope) -> bool | None:
+    """Tell whether a text matches a regular expression, None if that is not known; sets BASH_REMATCH.
+
+    Expressions are followed in which Python and POSIX agree on what each part matches.
+    """
+    scope.set("BASH_REMATCH", "")  # is not known
+    right = _text(word, scope)
+    plain_text = left and not is_unset(left) and not is_unset(right) and not _by_path(left, right, scope)
+    if not plain_text or scope.mark("option", "nocasematch") is not False:
+        return None
+    if word.type in ("string", "raw_string"):
+        right = re.escape(right)
+    elif _NOT_ALIKE.search(source_of(word)) or _NOT_ALIKE.search(right):
+        return None
+    try:
+        expression = re.compile(right)
+    except (re.error, OverflowError):
+        return None
+    found = expression.search(left)
+    if found and any(expression.fullmatch(left, found.start(), end) for end in range(found.end() + 1, len(left) + 1)):
+        return None  # the longest counts there
+    scope.values["BASH_REMATCH"] = tuple(text or "" for text in (found[0], *found.groups())) if found else ()
+    return found is not None
 
 
 def decided(words: list[Node], scope: Scope, double: bool) -> bool | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts import heredocs
+from gspo_hpc.importers.scripts import files, heredocs
 from gspo_hpc.importers.scripts.arithmetic import evaluate
 from gspo_hpc.importers.scripts.builtins import (
     calls,
@@ -188,7 +188,7 @@ def assign(reader: Reader, node: Node) -> None:
     elif not adds and (same := defaults.handed_on(scope, given)):
         value = same
     else:
-        text = "" if given is None else text_of(given, scope)
+        text = files.temporary(reader, "" if given is None else text_of(given, scope), line_of(node))
         if adds and isinstance(held, tuple):
             value = lost if is_open(held[:1]) else (held[0] + text if held else text, *held[1:])
         else:
@@ -278,6 +278,9 @@ def declare(reader: Reader, node: Node) -> bool | None:
     flags = "".join(text[1:] for child in given if (text := source_of(child)).startswith("-"))
     if set(flags) & set("fFp"):
         names = list(_names_in(reader, [child for child in given if source_of(child)[:1] not in ("-", "+")], kind))
+        if "f" in flags and (kind == "export" or "x" in flags):
+            for name in names:  # shells of bash that are started have the function, too
+                reader.scope.put_mark("passed", name, "n" not in flags)
         if "f" in flags and (kind == "readonly" or "r" in flags):
             for name in names:
                 reader.scope.put_mark("readonly function", name, True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import fnmatch
 import os.path
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from gspo_hpc.importers.scripts import heredocs
 from gspo_hpc.importers.scripts.builtins import prefixes
-from gspo_hpc.importers.scripts.places import folder_of, is_pattern, plain_path, text_at
+from gspo_hpc.importers.scripts.places import FOLDER, Files, find_file, folder_of, is_pattern, plain_path, text_at
+from gspo_hpc.importers.scripts.scope import Value, is_unset
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
     from gspo_hpc.importers.scripts.shell import Reader
 
+_T = TypeVar("_T")
 _READ_LATER = re.compile(r"[\w./${}@+-]+\.(?:ya?ml|json|sh|py|toml)\b")
 _WRITES = re.compile(r"""write|dump|['"][wa]\+?['"]""")
 _IN_PLACE = re.compile(r"-\w*i|--in-?place|--inplace")
@@ -24,7 +26,18 @@ _EDITORS = ("sed", "perl", "yq")
 _SCRIPT = re.compile(r"-[A-Za-z]*e|--expression")  # of an editor: what it does stands behind
 _LAUNCHERS = "srun mpirun sudo nice timeout stdbuf setsid taskset ionice chrt numactl doas".split()
 _LAST = ("cp", "mv", "install", "ln", "rsync", "envsubst")
-_OUTPUT = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document")}
+_OUTPUT = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document"), "patch": ("-o", "--output")}
+CHANGERS = frozenset((*_EDITORS, *_LAST, "dd", "patch", "rm", "tee", "truncate"))  # programs that change files
+_MADE = re.compile(r"\$\(mktemp[^()]*\)")
+_PATCHED = re.compile(r"(?m)^\+\+\+ (?:b/)?([^\s]+)")
+# What git does to the files of a folder, which it may change all of.
+_OF_GIT = "am apply checkout cherry-pick merge pull rebase reset restore revert stash switch".split()
+# Programs that read a file that is given to them, or start what reads it.
+_READERS = set(
+    "[ [[ accelerate awk cat chmod chown cmp cut deepspeed diff du echo egrep export fgrep file git grep head hf "
+    "huggingface-cli less ls md5sum megatron more mkdir printf ray realpath rm sha256sum source . stat swift tail tar "
+    "test torchrun touch trl vllm wandb wc which zip".split()
+)
 
 
 def echoed(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[str, bool, str] | None:
@@ -56,6 +69,10 @@ def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: st
         yield from map(_pattern, _operands(rest))
     elif name in ("tee", "rm", "ed", "ex", "truncate"):
         yield from map(plain_path, plain)
+    elif name == "dd":
+        yield from (plain_path(word[3:]) for word in rest if word.startswith("of="))
+    elif name == "patch" and plain:
+        yield plain_path(plain[0])
     elif name in ("find", "xargs"):
         yield from _of_found(name, rest)
     elif name in _LAST:
@@ -67,6 +84,44 @@ def changed(words: Sequence[str], redirects: Sequence[tuple[str, str]], code: st
         for text in (*texts, *([code] if not plain or "-" in rest else [])):
             if _WRITES.search(text):
                 yield from map(plain_path, _READ_LATER.findall(text))
+
+
+def touch(reader: Reader, words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> None:
+    """Note the files that a command is given and may change, and is not known to: of those that are read it is told."""
+    name, *rest = [word.rpartition("/")[2] if not at else word for at, word in enumerate(words)] or [""]
+    inputs = [file for sign, file in redirects if sign == "<"]
+    verb = next((word for word in rest if not word.startswith("-")), "")
+    if name == "git" and verb in _OF_GIT:
+        given = [plain_path(word) for word in rest[rest.index(verb) + 1 :] if _READ_LATER.fullmatch(word)]
+        sources = [word for word in rest if word.endswith((".patch", ".diff"))]
+        found = _patched(reader, sources) or ["*"] if verb in ("am", "apply") else given or ["*"]
+    elif name == "patch":
+        sources = [word.partition("=")[2] or word for word in (*rest, *inputs) if word.endswith((".patch", ".diff"))]
+        found = _patched(reader, sources) or ["*"]
+    elif (
+        name in _READERS
+        or name in CHANGERS
+        or any(word.endswith(".sh") and find_file(word, reader.beside(word)) for word in words)
+    ):
+        return
+    else:
+        found = [value for word in rest if _READ_LATER.fullmatch(value := word.rpartition("=")[2])]
+    shown = " ".join(words)
+    for file in found:
+        if not is_unset(file):
+            what = f"{shown if len(shown) < 60 else f'{shown[:57]}...'} ({reader.scope.place})"
+            reader.touched.setdefault(_kept_as(reader, file), what)
+
+
+def _patched(reader: Reader, names: Sequence[str]) -> list[str]:
+    """Return the files that patches change, as far as these are at hand."""
+    found = list[str]()
+    for name in names:
+        try:
+            found += map(plain_path, _PATCHED.findall(text_at(name, reader.beside(name), {}) or ""))
+        except (ValueError, OSError):
+            return []
+    return found
 
 
 def _behind_launcher(words: Sequence[str]) -> Sequence[str]:
@@ -87,6 +142,8 @@ def _operands(rest: Sequence[str]) -> list[str]:
 def _pattern(word: str) -> str:
     """Return the pattern of the names that a word of a command may be: any text in the place of what is not known."""
     found = re.fullmatch(r"\$\(echo (.*)\)", word)
+    if word.startswith("$(mktemp..."):
+        return plain_path(word)
     return re.sub(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))", "*", plain_path(found[1] if found else word))
 
 
@@ -140,6 +197,10 @@ def write(
     elif not piped and (echo := echoed(words, redirects)):
         path, adds, text = echo
     else:
+        named = words and re.fullmatch(r"python3?(\.\d+)?", words[0].rpartition("/")[2])
+        if named and "GRPOConfig" in code and reader.recording:
+            text = "python reads a GRPOConfig from a here-document: put that into a file of its own, and convert it"
+            reader.not_read.append(f"{reader.scope.place}: {text}")
         return words, code, ""
     before = _text_before(reader, path) if adds else ""
     known = reader.certain and text is not None and before is not None
@@ -156,25 +217,44 @@ def lose(reader: Reader, names: Iterable[str], text: str | None = None) -> None:
         reader.written[path] = text
 
 
-def written(reader: Reader, folder: str | None = None) -> dict[str, str | None]:
+def written(reader: Reader, values: Mapping[str, Value] | None = None) -> Files:
     """Return the files that the script has written, by the names that they have for commands in a folder.
 
-    `folder` is that of the present commands where it is not given. A path from the root names a file, too.
+    `values`: those with the folder of these commands, if these are not the present ones, of which what is to be told of
+    files is told for the whole script. A path from the root names a file, too.
     """
-    here = folder_of(reader.scope.values) if folder is None else folder
-    found = dict[str, str | None]()
-    for path, text in reader.written.items():
+    held = reader.scope.values if values is None else values
+    texts = dict(_named(reader, reader.written, folder_of(held)))
+    touched = dict(_named(reader, reader.touched, folder_of(held)))
+    return Files(texts, reader.file, held.get(FOLDER, ""), touched, reader.told if values is None else None)
+
+
+def _named(reader: Reader, given: Mapping[str, _T], here: str) -> Iterator[tuple[str, _T]]:
+    """Yield what is known of files, with each of the names that they have for commands in a folder."""
+    for path, what in given.items():
+        if path.startswith("$(mktemp"):
+            yield path, what
+            continue
         alike = os.path.isabs(here) == os.path.isabs(path)
-        found[os.path.relpath(path, here) if here and alike else path] = text
+        yield os.path.relpath(path, here) if here and alike else path, what
         if reader.file:
-            found[whole := os.path.join(_top(reader), path)] = text
+            yield (whole := os.path.join(_top(reader), path)), what
             if os.path.isabs(here):
-                found[os.path.relpath(whole, here)] = text
-    return found
+                yield os.path.relpath(whole, here), what
+
+
+def temporary(reader: Reader, text: str, line: int) -> str:
+    """Return the value of a variable, in which the names that mktemp makes are another one for each call."""
+    if "$(mktemp" not in text:
+        return text
+    reader.scope.temporary[line] = count = reader.scope.temporary.get(line, 0) + 1
+    return _MADE.sub(f"$(mktemp...{line}{f'.{count}' if count > 1 else ''})", text)
 
 
 def _kept_as(reader: Reader, name: str) -> str:
     """Return the path of a file that commands name, from the folder in which the script is started."""
+    if name.startswith("$(mktemp"):
+        return os.path.normpath(name)
     path = os.path.normpath(os.path.join(folder_of(reader.scope.values), name))
     below = os.path.join(_top(reader), "")
     return path.removeprefix(below) if os.path.isabs(path) else path

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from gspo_hpc.importers.scripts.parse import parse
+from gspo_hpc.importers.scripts.parse import parse, source_of
 from gspo_hpc.importers.scripts.scope import Unknown, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
+# What the commands of runs have in them.
+RUNS = re.compile(
+    r"\b(?:swift|megatron)\s+rlhf\b|\bmain_(?:ppo|dapo)\b|\btrl\s+grpo\b|\b\w*g[rs]po\w*\.py\b|"
+    r"\baccelerate\s+launch\b|\b(?:torchrun|deepspeed)\s"
+)
 _BETWEEN = ("DEBUG", "ERR", "RETURN")  # run between the commands of the script; others end it, or come from outside
 
 
@@ -21,6 +27,11 @@ def trap(reader: Reader, words: list[str], line: int) -> None:
         return
     handler, *signals = words
     named = [name for name in _BETWEEN if name in {signal.upper().removeprefix("SIG") for signal in signals}]
+    if {"EXIT", "0"} & {signal.upper().removeprefix("SIG") for signal in signals}:
+        body = reader.functions.get(handler.partition(" ")[0])
+        if RUNS.search(handler) or (body is not None and RUNS.search(source_of(body))):
+            where = f"{reader.scope.place}: the handler {handler.partition(' ')[0]} of trap, which runs at the end,"
+            reader.not_read.append(f"{where} is not followed: convert its command in a script of its own")
     if "DEBUG" in named or "RETURN" in named:  # what they write becomes output of functions (set -T)
         reader.scope.put_mark("option", "handlers", True)
     if named:

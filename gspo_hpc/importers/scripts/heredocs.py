@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gspo_hpc.importers.scripts.parse import Document as Document
@@ -23,6 +24,11 @@ def reads(words: Sequence[str]) -> bool:
     return keeps or any(name in SHELLS for name in names)
 
 
+def _is_open(path: str) -> bool:
+    """Tell whether the name of a file is not known, nor one that stands for the same file wherever it is used."""
+    return is_unset(re.sub(r"\$\(mktemp\.\.\.[\d.]+\)|\$\$", "", path))
+
+
 def target(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[str, bool] | None:
     """Return the file that a command writes its here-document to, and whether it appends; None if it writes none.
 
@@ -35,6 +41,6 @@ def target(words: Sequence[str], redirects: Sequence[tuple[str, str]]) -> tuple[
         found = [(name, sign == ">>") for sign, name in redirects if sign in (">", ">>", ">|")]
     else:
         return None
-    if len(found) != 1 or not found[0][0] or is_unset(path := plain_path(found[0][0])):
+    if len(found) != 1 or not found[0][0] or _is_open(path := plain_path(found[0][0])):
         return None
     return path, found[0][1]

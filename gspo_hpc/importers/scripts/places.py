@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -22,6 +22,64 @@ _WITHIN = re.compile(r"\$\(pwd\)|\$(?:PWD\b|\{PWD\})")
 _SUBMIT_DIR = re.compile(r"\$\{?SLURM_SUBMIT_DIR\b\}?(?:/|$)")
 _READ = (".yaml", ".yml", ".py")
 _OF_CD = ("-L", "-P", "-e", "-@", "--")
+
+
+class Files(dict[str, str | None]):
+    """Texts of the files that a script has written, None for one that is changed, as commands in one folder name them.
+
+    Also what is to be told if one of these commands reads a file.
+    """
+
+    def __init__(
+        self,
+        texts: Mapping[str, str | None] | Iterable[tuple[str, str | None]] = (),
+        script: Path | None = None,
+        folder: Value = "",
+        touched: Mapping[str, str] | None = None,
+        told: dict[str, None] | None = None,
+    ) -> None:
+        super().__init__(texts)
+        self.script = script
+        self.folder = folder  # of the commands
+        self.touched = touched or {}  # file, or pattern of names -> the command that may change it
+        self.told: dict[str, None] = {} if told is None else told  # sentences on files that have been read
+
+    def note(self, name: str, path: Path) -> None:
+        """Note what makes it doubtful that a file which is read is the one that a command names.
+
+        Raises ValueError if a condition that is not known decides the folder, and several have a file of the name.
+        """
+        if self.script is None or os.path.isabs(name):
+            return
+        refuse_several(self.script, self.folder, name)
+        if not isinstance(self.folder, str):
+            assert isinstance(self.folder, Unknown)
+            self.told[f"{name} is read as it lies beside the script: the folder of the commands {self.folder.why}"] = (
+                None
+            )
+        elif self.folder not in ("", ".") and not _lies_in(self.script, self.folder, _HERE.sub("", name), path):
+            why = f"cd {self.folder} leads to a folder that is not at hand, or has no such file"
+            self.told[f"{name} is read as it lies beside the script: {why}"] = None
+        plain = plain_path(name)
+        for one in [one for one in self.touched if plain not in self and (one == plain or fnmatch(plain, one))]:
+            self.told[f"{name} is read as it lies here: {self.touched[one]} may change it"] = None
+
+
+def _lies_in(script: Path, folder: str, name: str, path: Path) -> bool:
+    """Tell whether a file lies where commands in a folder look for it."""
+    roots = [Path()] if os.path.isabs(folder) else [*around(script.parent), Path()]
+    places = (os.path.abspath(root / folder / name) for root in roots)
+    return os.path.abspath(path) in places
+
+
+def refuse_several(script: Path, folder: Value | None, name: str) -> None:
+    """Raise ValueError if a condition that is not known decides the folder, and several have a file of the name."""
+    if isinstance(folder, Unknown) and folder.might and not os.path.isabs(name):
+        perhaps = [script, *(within(script, one) for one in folder.might)]
+        found = {path.resolve() for one in perhaps if (path := find_file(name, one)) is not None}
+        if len(found) > 1:
+            why = f"the folder of the commands {folder.why}"
+            raise ValueError(f"{name} may be any of {len(found)} files: {why}: write cd without the condition")
 
 
 def plain_path(name: str) -> str:
@@ -54,8 +112,19 @@ def text_at(name: str, script: Path | None, written: Mapping[str, str | None]) -
     """
     if (text := written_text(name, written)) is not None:
         return text
-    path = find_file(name, script)
+    path = found_for(name, script, written)
     return None if path is None else path.read_text(encoding="utf-8")
+
+
+def found_for(name: str, script: Path | None, written: Mapping[str, str | None]) -> Path | None:
+    """Return the file of this name, None if it is not at hand; what is doubtful of it is noted in `written`.
+
+    Raises ValueError if it may be one of several.
+    """
+    path = find_file(name, script)
+    if path is not None and isinstance(written, Files):
+        written.note(name, path)
+    return path
 
 
 def find_file(name: str, script: Path | None) -> Path | None:
@@ -84,12 +153,7 @@ def beside(script: Path, values: Mapping[str, Value], name: str) -> Path:
 
     Raises ValueError if a condition that is not known decides their folder, and several have a file of the name.
     """
-    held = values.get(FOLDER)
-    if isinstance(held, Unknown) and held.might and not os.path.isabs(name):
-        perhaps = [script, *(within(script, folder) for folder in held.might)]
-        found = {path.resolve() for one in perhaps if (path := find_file(name, one)) is not None}
-        if len(found) > 1:
-            raise ValueError(f"{name} may be any of {len(found)} files: the folder of the commands {held.why}")
+    refuse_several(script, values.get(FOLDER), name)
     return within(script, folder_of(values, name))
 
 
@@ -129,10 +193,13 @@ def there(name: str, script: str) -> bool | None:
 def enter(scope: Scope, name: str, rest: Sequence[str]) -> None:
     """Follow cd or one of its like; relative to a folder that is not known, only an absolute one is known again."""
     words = [word for word in rest if word not in _OF_CD]
+    searched = scope.values.get("CDPATH", "") != "" and len(words) == 1 and not words[0].startswith((".", "/"))
     for key in [key for key, value in scope.values.items() if isinstance(value, str) and _WITHIN.search(value)]:
         if key.isidentifier():  # it would name the folder of now
             scope.values[key] = Unknown("has the folder in which commands ran before cd, which is not followed")
     scope.values |= moved(scope.values, words[0] if len(words) == 1 and name != "popd" else "-")
+    if searched and name != "popd":
+        scope.values[FOLDER] = Unknown(f"({name} {words[0]}) depends on CDPATH, which is not followed")
     scope.values.pop("PWD", None)
     scope.values.pop("OLDPWD", None)
 
@@ -145,8 +212,8 @@ def moved(values: Mapping[str, Value], *folders: str) -> dict[str, Value]:
         if match := _SUBMIT_DIR.match(to):
             before = found.get(SUBMITTED, "")
         to = to[match.end() :] if (match := match or _PRESENT.match(to)) else to
-        if is_unset(to) or to.startswith(("-", "+", "~")):
-            found[FOLDER] = Unknown("is not known before the script runs")
+        if is_unset(to) or is_pattern(to) or to.startswith(("-", "+", "~")):
+            found[FOLDER] = Unknown(f"(cd {to}) is not known before the script runs")
         elif os.path.isabs(to) or isinstance(before, str):
             found[FOLDER] = os.path.normpath(os.path.join(before if isinstance(before, str) else "", to))
         else:

@@ -80,6 +80,8 @@ class Scope:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # $1, $2, ...: of a function; a script is read as if started without any
     script: str = ""  # $0, if it is known
+    temporary: dict[int, int] = field(default_factory=dict)  # line -> names of files that mktemp has made there
+    reset: bool = False  # set has replaced the arguments that the present file was sourced with
     here: str | None = None  # the file in which the present line stands, if it is another one; "" if it is not known
     homes: dict[str, str | None] = field(default_factory=dict)  # that of the line which defined a function
     batch: dict[str, str] = field(default_factory=dict)  # variables that Slurm sets: a file that is sourced does not
@@ -379,6 +381,8 @@ def why_left(value: str, variables: Mapping[str, str], unknown: Mapping[str, str
     if unset := [name for name in found if variables.get(name) in (None, f"${name}", f"${{{name}}}")]:
         name = min(unset, key=ALWAYS.__contains__)  # rather one that the shell does not set itself
         return f"${name} {why_not_set(name)}"
+    if later := next((name for name in found if is_unset(variables.get(name))), ""):
+        return f"${later} has a value that is known only when the script runs"
     for name in re.findall(r"\$\(\s*([^\s()]+)", value.replace("...", " ")):
         if why := unknown.get(f"{name}()"):
             return f"it {why}"

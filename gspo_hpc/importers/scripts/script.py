@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gspo_hpc.importers.scripts.places import Files
+
 
 @dataclass(frozen=True)
 class Command:
@@ -14,7 +16,7 @@ class Command:
     variables: Mapping[str, str]  # an unknown value is the variable's own name, $NAME
     unknown: Mapping[str, str] = field(default_factory=dict)  # variable (*: any other) -> why it is not known
     might: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # variable -> words that it may hold
-    files: Mapping[str, str | None] = field(default_factory=dict)  # path -> text that the script has written, if known
+    files: Files = field(default_factory=Files)  # that the script has written
     exported: frozenset[str] = frozenset()  # variables that the command sees in its environment
     possible: bool = False  # it runs only if a condition holds that is not known
     folder: str = ""  # in which it runs, relative to that in which the script was started; "" if it is not known
@@ -34,3 +36,4 @@ class Script:
     missed: Mapping[str, str] = field(default_factory=dict)  # variable that it does not set (@: argument) -> place
     defaulted: tuple[str, ...] = ()  # variables of a batch system or a launcher for which it has a default
     not_read: tuple[str, ...] = ()  # sentences on scripts that it starts and that are not followed
+    told: tuple[str, ...] = ()  # sentences on files that it sources or starts, which may be others where it runs

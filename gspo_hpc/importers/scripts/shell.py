@@ -64,7 +64,7 @@ def follow(
     read, needed, scope = dict.fromkeys(reader.read), dict.fromkeys(reader.required), reader.scope
     ways, blanks = (*(reader.own or (reader.found, reader.possible)), reader.exit_place), blanks_after_backslash(text)
     missed, not_read = (scope.missed, (*scope.defaulted,)), tuple(dict.fromkeys(reader.not_read))
-    return Script(*ways, blanks, (*read,), (*needed,), scope.emptied, *missed, not_read)
+    return Script(*ways, blanks, (*read,), (*needed,), scope.emptied, *missed, not_read, (*reader.told,))
 
 
 class Reader:
@@ -79,6 +79,8 @@ class Reader:
         self.possible: list[Command] = []
         self.read: list[str] = []
         self.written: dict[str, str | None] = {}  # path -> text, of here-documents; None: changed, not known how
+        self.touched: dict[str, str] = {}  # file, or pattern of names -> the command that may change it
+        self.told: dict[str, None] = {}  # sentences on files that have been read
         self.document: heredocs.Document | None = None  # what the present pipeline was given to read
         self.certain = True  # the statements that are followed do run
         self.recording = True  # commands are noted
@@ -117,7 +119,7 @@ class Reader:
         for node in nodes:
             if node.is_named and node.type != "comment":
                 status = in_background(self, node) if is_job(node) else self.run(node)
-                required.errexit(self, node)
+                required.errexit(self, node, status)
                 if self.ended:
                     break
         return status
@@ -221,9 +223,9 @@ class Reader:
         arrays = [key for key, value in held.items() if isinstance(value, tuple | dict)]
         unknown = dict.fromkeys(arrays, "is an array, and which of its elements is meant is not known") | unknown
         might = {key: value.might for key, value in lost.items() if value.might}
-        where = folder_of(launchers.moved(scope.values, words))
+        inside = launchers.moved(scope.values, words)
         words = tuple(written_out(words, scope.values, self.file))
-        written = files.written(self, where)
+        written, where = files.written(self, inside), folder_of(inside)
         made = Command(words, shown, unknown, might, written, scope.exported, not self.certain, where)
         (self.found if self.certain else self.possible).append(made)
 
@@ -272,6 +274,7 @@ class Reader:
             self.ended = "exit"
         others = [name for name in files.changed(words, redirects, document) if name != path]
         files.lose(self, others, "" if words and words[0] == "rm" and self.certain else None)
+        files.touch(self, words, redirects)
         self.scope.batch = batch
         if before is not None and (words or outside):
             self.scope.restore(before, given | {f"export {name}" for name in given})  # all else that it sets stays

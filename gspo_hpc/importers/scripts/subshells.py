@@ -43,14 +43,14 @@ def _shell_of_its_own(reader: Reader) -> Iterator[None]:
     """Keep what is set meanwhile from lasting, and exit, return and break from ending more than that."""
     scope = reader.scope
     before, functions, returned = dict(scope.values), dict(reader.functions), reader.returned
-    kept = scope.arguments, scope.sourced, dict(scope.trapped)
+    kept = scope.arguments, scope.reset, scope.sourced, dict(scope.trapped)
     state = reader.option, reader.last_apart, reader.loose, list(reader.handlers), reader.frames
     over = reader.over
     reader.frames = [None if frame is None else dict(frame) for frame in reader.frames]
     reader.returned = []
     yield
     scope.values, reader.functions, reader.returned = before, functions, returned
-    scope.arguments, scope.sourced, scope.trapped = kept
+    scope.arguments, scope.reset, scope.sourced, scope.trapped = kept
     reader.option, reader.last_apart, reader.loose, reader.handlers, reader.frames = state
     reader.ended, reader.over = "", over
 

@@ -59,8 +59,8 @@ def text_of(node: Node, scope: Scope) -> str:
 
 def words_of(node: Node, scope: Scope, *, files: bool = False) -> list[str]:
     """Return the words that one word of a script becomes; `files`: how many files a pattern has matters."""
-    if node.type == "brace_expression":
-        return braces.numbers(source_of(node))
+    if several := braces.expanded(node.type, source_of(node)):
+        return several
     pieces = list(expand(node, scope))
     words = fields(pieces, scope.separators)
     words = pathnames.found(words, pieces) if files else words

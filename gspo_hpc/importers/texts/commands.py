@@ -13,13 +13,13 @@ from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
-from gspo_hpc.importers.scripts.places import find_file, within
+from gspo_hpc.importers.scripts.places import find_file, plain_path, within
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER
-from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, programs
+from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, processes, programs
 from gspo_hpc.importers.texts.uses.ends import EVALUATES
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
@@ -290,6 +290,9 @@ def _make(source: str, command: Command, launched: int, first: int, commands: li
     if source == "trl":
         if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
             variables |= {EVALUATES: "", "entry": "trl"}
+        ranks, told = processes.started(words[:launched])
+        notes += [told] if told else []
+        variables |= {name: count for name, count in ranks.items() if name not in variables}
         values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
     unknown = {**perhaps, **command.unknown}
     found = Found(source, values, variables, commands, tuple(notes), left, unknown, launcher)
@@ -315,7 +318,7 @@ def _positional(
     if source.startswith("swift") and isinstance(values.get("config"), str):
         before = [*before, values.pop("config")]
     for word in before:
-        if source.startswith("swift") and word.endswith((".yaml", ".yml", ".json")):
+        if source.startswith("swift") and (word.endswith((".yaml", ".yml", ".json")) or plain_path(word) in written):
             given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
             documents.refuse_misspelt(word, given, source)
             places |= dict.fromkeys(given.keys() - values, word)
@@ -348,6 +351,8 @@ def _overrides(
             if not equals and flag in _HYDRA.values():
                 value = next(rest, "")
             variables[flag[2:].replace("-", "_")] = value
+            if equals and "." in flag:
+                raise ValueError(f"{word[:60]}: Hydra takes no dashes before an override, and ends: leave them out")
             if flag not in _HYDRA.values():
                 left[word] = "no setting of the run"
         elif word.startswith("~"):

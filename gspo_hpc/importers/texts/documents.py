@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from gspo_hpc.config.schema import Config, keys
 from gspo_hpc.importers import report, tables
 from gspo_hpc.importers.inputs import flatten, read_text, read_yaml, yaml_value
-from gspo_hpc.importers.scripts.places import find_file, plain_path, written_text
+from gspo_hpc.importers.scripts.places import found_for, plain_path, written_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.texts import foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.constants import is_code
@@ -364,7 +364,8 @@ def named(place: Path, name: str, written: Mapping[str, str | None] | None = Non
 
 def text_of(place: Path, name: str, written: Mapping[str, str | None] | None = None) -> str | None:
     """Return the text of a file that a command names, None if it is not at hand. Raises ValueError if it is no text."""
-    if (text := written_text(name, written or {})) is not None:
+    given = {} if written is None else written
+    if (text := written_text(name, given)) is not None:
         return text
-    path = find_file(name, place)
+    path = found_for(name, place, given)
     return None if path is None else read_text(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo_hpc.importers import tables
 from gspo_hpc.importers.inputs import options, read_yaml
-from gspo_hpc.importers.scripts.builtins import emptied
+from gspo_hpc.importers.scripts.builtins import emptied, launchers
 from gspo_hpc.importers.scripts.builtins.sbatch import directives
 from gspo_hpc.importers.scripts.parse import PLACEHOLDER, placeholders
 from gspo_hpc.importers.scripts.script import Command, Script
@@ -165,7 +165,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
     if len(runs) > 1:
         raise SeveralRunsError(runs)
     (found,) = runs
-    notes += script.required
+    notes += (*script.told, *script.required)
     flag = "" if found.source == "verl" else "--"
     notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag, text)
     if script.blanks:
@@ -173,6 +173,11 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         notes.append(
             f"line {lines}: a blank stands behind the backslash, and bash ends the command there: what follows is "
             "read as part of it all the same; take the blank out"
+        )
+    if "\\\r\n" in text:
+        notes.append(
+            "its lines end as on Windows (CR LF), and bash ends a command at a backslash in front of that: it is read "
+            "as if they ended with LF, which dos2unix makes them"
         )
     notes += (f"{line} {PLACEHOLDER}" for line in placeholders(text))
     for more in lists:  # a command broken in two by a comment or a line without its backslash
@@ -203,8 +208,8 @@ def _runs(
 
     def all_of(given: list[Command]) -> list[Found]:
         started = (command for command in given if not _is_followed(command.words))
-        found = (from_command(command, around, place, source, others) for command in started)
-        return [run for run in found if run is not None]
+        found = ((command, from_command(command, around, place, source, others)) for command in started)
+        return [run._replace(notes=(*run.notes, *one.files.told)) for one, run in found if run is not None]
 
     runs = all_of(commands)
     if not runs:  # none that runs in any case: one that runs if a condition holds
@@ -223,7 +228,8 @@ def _runs(
 def _is_followed(words: Sequence[str]) -> bool:
     """Tell whether a command only gives text to a shell, whose commands are followed by themselves."""
     submitted = words[0].rpartition("/")[2] == "sbatch" and any(word.startswith("--wrap") for word in words)
-    return words[0] == "eval" or submitted
+    joined = words[0].rpartition("/")[2] == "ssh" and launchers.text_of_words(words)[0]
+    return words[0] == "eval" or submitted or bool(joined)
 
 
 def _nothing(text: str, others: Sequence[str], not_read: Sequence[str]) -> ValueError:

@@ -45,6 +45,11 @@ def test_lines_that_are_added_count(tmp_path: Path) -> None:
         "python - <<E\nopen('run.yaml', 'w').write(x)\nE",
         "python - 3 $X <<E\nopen('run.yaml', 'w').write(x)\nE",
         "curl -o run.yaml https://x",
+        "dd if=a.yaml of=run.yaml",
+        "patch run.yaml x.patch",
+        "X=$(sed -i s/1/5/ run.yaml; echo 1)",
+        "echo `cp a.yaml run.yaml`",
+        "export X=$(sed s/1/5/ a.yaml | tee run.yaml)",
     ],
 )
 def test_a_file_that_is_changed_otherwise_is_refused(change: str, tmp_path: Path) -> None:
@@ -58,8 +63,39 @@ def test_a_file_that_is_changed_otherwise_is_refused(change: str, tmp_path: Path
 
 def test_a_file_that_is_only_read_is_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(YAML)
-    reads = "cat run.yaml\nsed -n 1p run.yaml\npython check.py run.yaml\ncp run.yaml kept.yaml > /dev/null\n"
-    assert convert(f"{reads}{RUN.strip()} 2>&1 | tee log.txt\n", folder=tmp_path).config.run.max_steps == 9
+    reads = "cat run.yaml\nsed -n 1p run.yaml\nX=$(sed s/1/5/ run.yaml)\ncp run.yaml kept.yaml > /dev/null\n"
+    found = convert(f"{reads}{RUN.strip()} 2>&1 | tee log.txt\n", folder=tmp_path)
+    assert found.config.run.max_steps == 9 and not any("may change it" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("commands", "told"),
+    [
+        ("python make.py --out run.yaml", True),
+        ("python make.py --out=./run.yaml", True),
+        ("srun -N1 ./make run.yaml", True),
+        ("./make.sh run.yaml", True),
+        ("mkdir -p s; cd s; python make.py ../run.yaml; cd ..", True),
+        ("patch -p0 < x.patch", True),
+        ("patch -p1 -i run.patch", True),
+        ("patch -p1 < other.patch", False),
+        ("git apply run.patch", True),
+        ("git apply other.patch", False),
+        ("git checkout -- run.yaml", True),
+        ("git checkout v1", True),
+        ("git -C . stash", False),  # a form that is not followed
+        ("git clone u v; cd v; git checkout v1; cd ..", False),
+        ("python make.py other.yaml; git status; ls run.yaml", False),
+        (f"python make.py run.yaml; {WRITE}", False),
+    ],
+)
+def test_a_command_that_may_change_a_file_is_told_where_that_is_read(commands: str, told: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(YAML)
+    for name in ("run", "other"):
+        (tmp_path / f"{name}.patch").write_text(f"--- a/{name}.yaml\n+++ b/{name}.yaml\n@@ -1 +1 @@\n-a\n+b\n")
+    for reading in (RUN, f"echo '{RUN.strip()}' > /dev/null; bash -c '{RUN.strip()}'\n"):
+        found = convert(f"{commands}\n{reading}", folder=tmp_path, name="run.sh")
+        assert any("run.yaml is read as it lies here: " in line for line in found.assumed) == told
 
 
 def test_arguments_that_xargs_adds_are_not_known() -> None:

@@ -127,6 +127,8 @@ def test_arguments_of_a_schedule_that_it_does_not_read() -> None:
         found = read("trl", BASES["trl"] | {"lr_scheduler_type": style, "lr_scheduler_kwargs": given})
         assert found.config.optimizer.min_lr == pytest.approx(least)
         assert "lr_scheduler_kwargs" in {item.name for item in found.left}
+    more = {"learning_rate": 5e-6, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": given}
+    assert read("trl", BASES["trl"] | more).config.optimizer.min_lr == 5e-7, "no 5.000000000000001e-07"
     found = read(
         "trl", BASES["trl"] | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-7}'}
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -58,3 +60,33 @@ def test_gpus_that_deepspeed_is_told_one_by_one_are_counted(include: str, nodes:
     assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (nodes, each)
     told = [item.name for item in (found.left if each == 1 else found.carried)]
     assert "include" in told and any("1 GPU is assumed" in line for line in found.assumed) == (each == 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "shape"),
+    [
+        ("mpirun -np 8", (1, 8)),
+        ("mpiexec -n 8 -H a:4,b:4", (2, 4)),
+        ("mpirun --host a:8,b:8 -x LR=1", (2, 8)),
+        ("srun --ntasks=8", (1, 8)),
+        ("srun -n8 -N2", (2, 4)),
+        ("srun --nodes 2 --ntasks-per-node=4", (2, 4)),
+        ("srun -n 3 -N 2", (1, 3)),
+        ("srun -N2 torchrun --nnodes 2 --nproc_per_node 8", (2, 8)),
+        ("mpirun -np 2 accelerate launch --num_processes 4", (1, 4)),
+        ("srun", None),
+        ("mpirun -np $N", None),
+        ("deepspeed --hostfile h", None),
+    ],
+)
+def test_processes_that_mpi_or_slurm_starts_are_the_ranks(start: str, shape: tuple[int, int] | None) -> None:
+    """It was told that nothing says how many they are."""
+    ours = not re.search("torchrun|accelerate|deepspeed", start)
+    run = "grpo.py --model_name_or_path q --num_generations 2 --per_device_train_batch_size 6 --dataset_name d"
+    found = convert(f"{start} {'python ' * ours}{run}\n")
+    assert (found.config.cluster.nodes, found.config.cluster.gpus_per_node) == (shape or (1, 1))
+    program = start.split()[0]
+    told = f"{program} starts {{}}, which are" if shape else f"how many processes {program} starts is not known"
+    count = f"{shape[0] * shape[1]} processes" if shape else ""
+    assert any(line.startswith(told.format(count)) for line in found.assumed) == ours
+    assert any("1 GPU is assumed" in line for line in found.assumed) == (shape is None)

@@ -128,6 +128,7 @@ TRL = "trl grpo --num_generations 8 --per_device_train_batch_size 8 --max_steps 
             "kl_ctrl.type=adaptive: the weight",
         ),
         (f"{VERL} algorithm.use_kl_in_reward=True algorithm.kl_penalty=full", "estimators of a KL term are kl, k1"),
+        (f"{VERL} --{ACTOR}.optim.lr=5e-6", "Hydra takes no dashes before an override, and ends: leave them out"),
         (f"{TRL} --loss_type vespo", "loss_type vespo is another objective"),
         (f"{TRL} --optim adafactor", "optim adafactor: there is only AdamW here"),
         # what is no run at all

@@ -159,6 +159,8 @@ def test_what_a_parser_is_given_in_the_file_is_read(made: str) -> None:
         ),
         ("(args,) = TrlParser(GRPOConfig).parse_args_and_config()", "it takes its GRPOConfig from the command line"),
         ("args = None", "it makes a GRPOTrainer, and no GRPOConfig with arguments"),
+        ("args = GRPOConfig(**yaml.safe_load(f))", "write GRPOConfig(name=value, ...) in its place"),
+        ("args = GRPOConfig(output_dir='o', bf16=True, **c.train)", "**c.train: known only when the script runs, and"),
     ],
 )
 def test_a_config_that_is_not_read_is_refused_with_its_own_reason(made: str, told: str) -> None:

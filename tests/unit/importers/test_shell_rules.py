@@ -4,15 +4,19 @@ rule, the value must be told as not known. Takes about 2 s; would catch a wrong 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from gspo_hpc.importers.convert import convert
+from gspo_hpc.importers.inputs import read_text
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.shell import follow, read_script
 
+from .in_bash import given_to_swift
 from .test_shells_apart import in_bash
 
+SWIFT = "swift rlhf --rlhf_type grpo --model q --num_generations 8"
 RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --global_batch_size 32"
 
 
@@ -247,3 +251,60 @@ def test_whose_variable_stands_in_the_commands_of_a_shell(text: str, known: str 
 def test_a_comment_between_backticks_is_nothing() -> None:
     words = [command.words for command in follow("megatron --a 1 `# the first` \\\n  --b 2 `#x`\n").commands]
     assert words == [("megatron", "--a", "1", "--b", "2")]
+
+
+@pytest.mark.parametrize(
+    ("call", "files"),
+    [
+        ("source f.sh 4 2", {"f.sh": "set -- 5 6\n"}),
+        ("source f.sh 4 2", {"f.sh": "shift\n"}),
+        ("source f.sh 4", {"f.sh": "h() { set -- 5 6; }; h 3\n"}),
+        ("source f.sh 4", {"f.sh": ". k.sh 8\n", "k.sh": "set -- 3\n"}),
+        ("source f.sh 4", {"f.sh": "set -- 3\n. k.sh 8\n", "k.sh": ":\n"}),
+        ("source f.sh 4", {"f.sh": ". k.sh\n", "k.sh": "set -- 3\n"}),
+        ("source f.sh", {"f.sh": "set -- 3\n. k.sh 8\n", "k.sh": ":\n"}),
+        ("source f.sh 4", {"f.sh": "(set -- 3)\n"}),
+        ("source f.sh 4", {"f.sh": "set -x; set +x\n"}),
+        ("source f.sh 4", {"f.sh": "eval set -- 3\n"}),
+        ("g() { source f.sh 4 2; swift $1; }; g 7", {"f.sh": "set -- 5 6\n"}),
+    ],
+)
+def test_arguments_of_a_sourced_file_are_given_back_unless_set_replaces_them(
+    call: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    read, told = given_to_swift(f'set -- 1 2; {call}; swift "$@"\n', tmp_path, files)
+    assert read == told and told
+
+
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        ('f() { [[ -n "$A" ]] && LR=2e-6; }; f', True),
+        ('f() { [[ -n "$A" ]] && LR=2e-6; }; f > /dev/null', True),
+        ('f() { [[ -n "$A" ]] && LR=2e-6; }; f || true', False),
+        ('f() { [[ -n "$A" ]] && LR=2e-6; }; if f; then :; fi', False),
+        ('f() { [[ -n "$A" ]] && LR=2e-6; return 0; }; f', False),
+        ('f() { [[ -n "$A" ]] && LR=2e-6; }; set +e; f', False),
+        ('A=1; f() { [[ -n "$A" ]] && LR=2e-6; }; f', False),
+        ('[[ -n "$A" ]] && LR=2e-6', False),
+        ("i=0; ((i++))", True),
+        ("i=0; ((++i))", False),
+        ("let i=0", True),
+        ("! true; false | true", False),
+    ],
+)
+def test_a_call_that_fails_ends_a_script_with_set_e(script: str, ends: bool, tmp_path: Path) -> None:
+    text = f"set -e; LR=5e-6; {script}\n{SWIFT} --learning_rate $LR\n"
+    _, told = given_to_swift(f"touch told; {text}", tmp_path, {})
+    assert not told == ends
+    line = "the script ends in line 1 (set -e): what follows is read all the same"
+    assert any(line in one for one in convert(text).assumed) == ends
+
+
+def test_ends_of_lines_of_windows_are_told_where_they_end_commands(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    for end, told in (("\r\n", True), ("\n", False)):
+        path.write_bytes(f"{SWIFT} \\{end}  --learning_rate 3e-6{end}".encode())
+        found = convert(read_text(path), folder=tmp_path, name="run.sh")
+        assert found.config.optimizer.lr == 3e-6
+        assert any("end as on Windows (CR LF)" in line for line in found.assumed) == told

@@ -96,3 +96,13 @@ def test_the_trainer_has_the_arguments_of_its_own_group_and_the_engines_theirs()
     assert found.config.rollout.tensor_parallel_size == 2 and found.config.rollout.engine["max_num_seqs"] == 16
     left = {item.given for item in found.left}
     assert {"rollout.lr=3e-06", "rollout.temperature=0.7", "rollout.seed=9", "train.vllm_max_num_seqs=32"} <= left
+
+
+@pytest.mark.parametrize(("group", "refused"), [("rollout", False), ("ref", True)])
+def test_groups_that_ms_swift_does_not_have_share_no_gpus(group: str, refused: bool) -> None:
+    text = yaml.safe_dump({**RUN, "train": {"gpus": 4}, "rollout": {"gpus": 4}, "colocate_groups": [["train", group]]})
+    if refused:
+        with pytest.raises(ValueError, match="ms-swift has the groups train, rollout and teacher, and no ref"):
+            convert(text, source="ms-swift")
+    else:
+        assert convert(text, source="ms-swift").config.rollout.mode == "colocate"

@@ -180,3 +180,7 @@ def test_a_form_that_is_not_followed_is_called_one() -> None:
     for text, why in (("A=(x y)\n", "this form of expansion is not followed"), ("", "not set in the script")):
         found = convert(f'{text}{RUN} "${{A[@]:1:$N}}"', name="x.sh", gpus=8)
         assert f"${{A[@]:1:$N}}: {why}{ADDS}" in found.assumed
+    for form in ("${N:-8}", "${N:0:1}", "$N"):
+        found = convert(f"N=$(nvidia-smi -L | wc -l)\n{RUN} --save_steps {form}", name="x.sh", gpus=8)
+        told = next(line for line in found.assumed if line.startswith("--save_steps "))
+        assert "known only when the script runs" in told, form

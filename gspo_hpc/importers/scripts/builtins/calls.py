@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts import files
 from gspo_hpc.importers.scripts.expansion.splitting import settled
 from gspo_hpc.importers.scripts.parse import parse
-from gspo_hpc.importers.scripts.places import find_file, text_at
-from gspo_hpc.importers.scripts.scope import Unknown
+from gspo_hpc.importers.scripts.places import find_file, plain_path, text_at
+from gspo_hpc.importers.scripts.scope import Unknown, is_unset
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
@@ -75,6 +75,7 @@ def _leave(reader: Reader, status: bool | None, why: str) -> bool | None:
 def source(reader: Reader, rest: list[str]) -> None:
     """Follow a file that the script sources; where it is not at hand, any variable may be set by it."""
     name, *given = rest
+    name = _on_path(reader, name)
     if name.rpartition("/")[2].lstrip(".") in _HARMLESS:
         return
     why = f"may be set by {name}, a file that the script sources and convert does not read"
@@ -85,6 +86,7 @@ def source(reader: Reader, rest: list[str]) -> None:
     scope = reader.scope
     arguments, returned, reader.returned = scope.arguments, reader.returned, []
     scope.arguments = tuple(given) or arguments
+    scope.reset = scope.reset and not given
     here, scope.here = scope.here, path_of(reader, name)
     reader.frames.append(None)
     try:
@@ -96,7 +98,20 @@ def source(reader: Reader, rest: list[str]) -> None:
     reader.frames.pop()
     reader.returned, scope.here = returned, here
     if given:  # else it shares those of whoever sources it: its shift and set are theirs
-        scope.arguments = arguments
+        scope.arguments = scope.arguments if scope.reset else arguments  # bash gives back what set has not replaced
+        scope.reset = False
+
+
+def _on_path(reader: Reader, name: str) -> str:
+    """Return the path of a file that is sourced by its bare name: bash looks for it in PATH before the folder."""
+    held = reader.scope.values.get("PATH")
+    if "/" in name or is_unset(name) or not isinstance(held, str):
+        return name
+    for folder in held.split(":"):
+        path = f"{folder}/{name}"
+        if folder and (plain_path(path) in files.written(reader) or find_file(path, reader.beside(path)) is not None):
+            return path
+    return name
 
 
 def path_of(reader: Reader, name: str) -> str:

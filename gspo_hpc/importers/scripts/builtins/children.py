@@ -17,7 +17,7 @@ from gspo_hpc.importers.scripts.expansion import outputs
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, is_open, settled
 from gspo_hpc.importers.scripts.heredocs import text_with_values
 from gspo_hpc.importers.scripts.parse import Document, line_of, nodes, parse, source_of
-from gspo_hpc.importers.scripts.places import moved, text_at
+from gspo_hpc.importers.scripts.places import moved, plain_path, text_at
 from gspo_hpc.importers.scripts.scope import REST, Scope, Unknown, Value, is_unset
 from gspo_hpc.importers.scripts.subshells import apart
 from gspo_hpc.importers.scripts.words import text_of, words_of
@@ -130,14 +130,17 @@ def _expansions(node: Node) -> Iterator[Node]:
             yield from _expansions(child)
 
 
-def is_mixed(reader: Reader) -> bool:
-    """Tell whether an expansion that is not known stands in a word with blanks, which a program takes for commands."""
+def is_mixed(reader: Reader, blanks: bool = True) -> bool:
+    """Tell whether an expansion that is not known stands in a word with blanks, which a program takes for commands.
+
+    With `blanks` false any word counts.
+    """
     parts = () if reader.statement is None else nodes(reader.statement)
     command = next((node for node in parts if node.type == "command"), None)
     scope = reader.scope
     with not_yet(reader):
         words = [] if command is None else [node for node in command.named_children if _is_left(node, scope)]
-        return any(re.search(r"\s", text_of(word, _aside(scope))) for word in words)
+        return any(not blanks or re.search(r"\s", text_of(word, _aside(scope))) for word in words)
 
 
 def ambiguous(reader: Reader, program: str) -> str:
@@ -148,7 +151,7 @@ def ambiguous(reader: Reader, program: str) -> str:
 def of_file(reader: Reader, name: str, program: str) -> Commands:
     """Return the text of a script that a program, if any, starts. Raises NotReadError for one that is not known."""
     starts = f"{reader.scope.place} starts {name}{f' with {program}' if program else ''}"
-    if is_unset(name):
+    if is_unset(name) and plain_path(name) not in reader.written:
         raise NotReadError(f"{starts}, and its name is known only when the script runs: convert that script itself")
     try:
         text = text_at(name, reader.beside(name), files.written(reader))
@@ -259,6 +262,8 @@ def environment(reader: Reader) -> Environment:
             seen[key] = value if exported else Unknown("is perhaps not exported")
             seen[f"export {key}"] = "1"
     seen |= moved(scope.values)
+    for name in [name for name in reader.functions if scope.mark("passed", name)]:
+        seen |= {key: scope.values[key] for key in (f"passed {name}", f"function {name}") if key in scope.values}
     for key in scope.exported - scope.values.keys() if any(reader.frames) else ():
         seen[key] = Unknown("is that of the caller, where a local variable that is exported has no value")
     return Environment(seen)
@@ -294,7 +299,8 @@ def run(reader: Reader, found: Commands, given: Sequence[str], seen: Environment
     if found.name:  # a script of its own is $0, also for what it sources
         scope.script, scope.here, scope.mixed = path, None, ""
         reader.read.append(found.name)
-    reader.frames, reader.functions, reader.loops = [None] * (len(reader.frames) + 1), {}, 0
+    passed = {name: body for name, body in reader.functions.items() if f"passed {name}" in seen.values}
+    reader.frames, reader.functions, reader.loops = [None] * (len(reader.frames) + 1), passed, 0
     reader.chain.append(path)
     try:
         apart(reader, tree.root_node.named_children, dict(seen.values))

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
 
 # Launchers that hand their own environment on, and others.
-_PASSING = frozenset("srun nice numactl taskset timeout setsid stdbuf ionice chrt screen".split())
-_LAUNCHERS = _PASSING | frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
+_PASSING = frozenset("srun salloc nice numactl taskset timeout setsid stdbuf ionice chrt screen script".split())
+_QUEUES = frozenset(("qsub", "bsub"))  # hand a script to a batch system
+_SHELLS_OF = frozenset(("script", "su", "runuser"))  # give the text behind -c to a shell
+_LAUNCHERS = _PASSING | _QUEUES | _SHELLS_OF
+_LAUNCHERS |= frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
 _OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
 _OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
 _PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ray|ssh|echo|xargs|swift|megatron|trl")
+_SIGNS = re.compile(r"^[A-Za-z_]\w*=|[;&|<>]|^(?:cd|export|source|\.|eval)$")  # that words are no plain command
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _FILE = re.compile(rf"{_SCRIPT.pattern}|\.py$")
 
@@ -53,8 +57,12 @@ def _commands(words: Sequence[str]) -> list[str]:
     return []
 
 
-def _text(words: Sequence[str]) -> str:
-    """Return the commands that ssh or tmux gives to a shell as one word with blanks; "" where it has none."""
+def text_of_words(words: Sequence[str]) -> tuple[str, int]:
+    """Return the commands that ssh or tmux gives to a shell as text, and the place of their first word.
+
+    "" where they are one command, whose words are those of the launcher. What ssh has in several words is joined with
+    blanks, and the other machine's shell reads it again.
+    """
     program, rest = words[0].rpartition("/")[2], words[1:]
     given: Sequence[str] = ()
     if program == "ssh":
@@ -65,7 +73,15 @@ def _text(words: Sequence[str]) -> str:
             given = _plain(rest, "ceFflnpstxy")
         elif verb in ("send", "send-keys") and rest[-1:] and rest[-1].lower() in ("enter", "c-m"):  # which are typed
             given = _plain(rest[:-1], "Nt")
-    return given[0] if len(given) == 1 and re.search(r"\S\s", given[0]) else ""
+    elif program in _SHELLS_OF:
+        at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c|--command", word)), len(words))
+        given = words[at + 1 : at + 2]
+        return (given[0], at + 1) if given else ("", len(words))
+    first = len(words) - len(given)
+    if program == "ssh" and len(given) > 1 and any(_SIGNS.search(word) for word in given):
+        return " ".join(given), first
+    whole = len(given) == 1 and re.search(r"\S\s", given[0])
+    return given[0] if whole else "", words.index(given[0]) if whole else first
 
 
 def _plain(words: Sequence[str], valued: str) -> list[str]:
@@ -133,20 +149,22 @@ def _entered(words: Sequence[str]) -> list[str]:
 
 def _followed(reader: Reader, words: list[str], line: int) -> None:
     texts, places = _commands(words), _shells(words)
-    text = "" if texts else _text(words)
+    text, first = ("", 0) if texts else text_of_words(words)
     try:
         if texts:
             mixed = children.is_ambiguous(reader, texts[:1], children.COMMANDS)
             found = children.Commands(texts[0], line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
             children.run(reader, found, texts[2:], _environment(reader, words[: places[0]], "shell"))
         elif text:
-            mixed = is_unset(text) and children.is_mixed(reader)
+            mixed = is_unset(text) and children.is_mixed(reader, any(text == word for word in words))
             found = children.Commands(text, line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
-            children.run(reader, found, (), _environment(reader, words[: words.index(text)], "shell"))
+            children.run(reader, found, (), _environment(reader, words[:first], "shell"))
         elif places:
             given = words[places[0] :]
             if reader.document is not None or children.has_input(reader) or any(map(_SCRIPT.search, given)):
                 children.shell(reader, given, line, _environment(reader, words[: places[0]]))
+        elif words[0].rpartition("/")[2] in _QUEUES and children.has_input(reader):
+            children.run(reader, children.of_input(reader, words[0], line), (), _environment(reader, words))
         elif _SCRIPT.search(words[0]):
             found = children.by_first_line(reader, children.of_file(reader, words[0], ""))
             children.run(reader, found, words[1:], children.environment(reader))
@@ -164,7 +182,8 @@ def _script(reader: Reader, words: Sequence[str]) -> int | None:
     for at, word in enumerate(words):
         if _PROGRAM.fullmatch(word.rpartition("/")[2]):
             break
-        if _SCRIPT.search(word) and word[0] != "-" and find_file(word, reader.beside(word)) is not None:
+        named = _SCRIPT.search(word) and word[0] != "-"
+        if named and (words[0].rpartition("/")[2] in _QUEUES or find_file(word, reader.beside(word)) is not None):
             return at
     return None
 
@@ -173,16 +192,16 @@ def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> 
     """Return what a shell behind a launcher has in its environment: that of most launchers is not known."""
     given, gone = handed_on(words)
     names = [word.rpartition("/")[2] for word in words]
-    keeping = [name for name in names if name in _LAUNCHERS - _PASSING]
+    keeping = [name for name in names if name in _LAUNCHERS - _PASSING and not (name == "qsub" and "-V" in words)]
     keeping += [names[0]] if any(word.startswith("--export") for word in words) else []
     if keeping:
         why = f"may be set by {keeping[0]}, which starts a {what} in {reader.scope.place}"
         seen = children.Environment({}, sourced=why)
     else:
         seen = children.environment(reader)
-    if names[0] == "srun":
+    if names[0] in ("srun", "salloc"):
         own = [name for name in seen.values if name.startswith("SLURM_")]
-        seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown("is set by srun"))})
+        seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown(f"is set by {names[0]}"))})
     lost = {*gone, *(f"export {name}" for name in gone)}
     values = {name: value for name, value in seen.values.items() if name not in lost} | given
     values |= moved(reader.scope.values, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.expansion.splitting import Open
@@ -35,15 +36,15 @@ def set_command(reader: Reader, rest: list[str], line: int) -> None:
     while words:
         word = words[0]
         if isinstance(word, Open) or is_unset(word):
-            scope.arguments = (REST,)
+            _replace(reader, (REST,))
             scope.put_mark("option", "allexport", None)
             return
         if word in ("--", "-"):
             if word == "--" or words[1:]:
-                scope.arguments = tuple(words[1:])
+                _replace(reader, words[1:])
             return
         if word[0:1] not in ("-", "+"):
-            scope.arguments = tuple(words)
+            _replace(reader, words)
             return
         words.pop(0)
         for letter in word[1:]:
@@ -54,6 +55,12 @@ def set_command(reader: Reader, rest: list[str], line: int) -> None:
                 scope.put_mark("option", _LETTERS[letter], word[0] == "-")
             elif letter not in _HARMLESS_LETTERS:
                 raise ValueError(f"line {line}: set {word[0]}{letter} changes how a script is read; take it out")
+
+
+def _replace(reader: Reader, words: Iterable[str]) -> None:
+    """Set the arguments; those of a file that is sourced stay so for its caller, unless that is a function."""
+    reader.scope.arguments = tuple(words)
+    reader.scope.reset = reader.scope.reset or all(frame is None for frame in reader.frames)
 
 
 def _option(reader: Reader, name: str, on: bool, line: int) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts.arithmetic import evaluate
+from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
+from gspo_hpc.importers.scripts.expansion import outputs
 from gspo_hpc.importers.scripts.expansion.splitting import Open
+from gspo_hpc.importers.scripts.parse import nodes
 from gspo_hpc.importers.scripts.scope import Unknown, is_unset
-from gspo_hpc.importers.scripts.words import text_with_values
+from gspo_hpc.importers.scripts.words import text_of, text_with_values
 
 if TYPE_CHECKING:
     from gspo_hpc.importers.scripts.shell import Reader
@@ -21,7 +26,7 @@ def named_later(command: str, line: int) -> str:
 
 def read(reader: Reader, name: str, rest: list[str], line: int) -> None:
     """Take what read and mapfile set to be unknown."""
-    if name == "read" and _read_whole(reader, rest):
+    if name == "read" and (_read_whole(reader, rest) or _read_line(reader, rest)):
         return
     why = Unknown(f"is read from the input by {name}")
     arrays = name != "read" or any(re.fullmatch(r"-\w*a", word) for word in rest)
@@ -53,6 +58,37 @@ def _read_whole(reader: Reader, rest: list[str]) -> bool:
     return True
 
 
+def _read_line(reader: Reader, rest: list[str]) -> bool:
+    """Follow ``read -r A B <<< "x y"`` and ``read -ra A <<< "x y"``, of a text that is known."""
+    options = "".join(word[1:] for word in rest if word.startswith("-"))
+    names = [word for word in rest if not word.startswith("-")]
+    given = [] if reader.statement is None else [n for n in nodes(reader.statement) if n.type == "herestring_redirect"]
+    between = reader.scope.separators
+    plain = names and all(name.isidentifier() for name in names) and sorted(options) in ([], ["r"], ["a"], ["a", "r"])
+    if not plain or len(given) != 1 or not given[0].named_children or between is None:
+        return False
+    with not_yet(reader):
+        text = text_of(given[0].named_children[-1], reader.scope)
+    signs, blanks = between.strip(" \t\n"), "".join(sign for sign in between if sign in " \t\n")
+    if is_unset(text) or "\n" in text or "\\" in text or (signs and blanks) or text[-1:] in (*signs,):
+        return False
+    text = text.strip(blanks) if blanks else text
+    count = 0 if "a" in options else len(names) - 1
+    if not between or (len(names) == 1 and "a" not in options):
+        fields = [text]
+    else:
+        fields = re.split(f"[{re.escape(between)}]{'+' * (not signs)}", text, maxsplit=count) if text else []
+    if "a" in options:
+        if len(names) > 1:
+            return False
+        reader.scope.values.pop(names[0], None)
+        reader.scope.set(names[0], tuple(fields))
+    else:
+        for name, value in itertools.zip_longest(names, fields[: len(names)], fillvalue=""):
+            reader.scope.set(name, value)
+    return True
+
+
 def _names(word: str, words: Sequence[str]) -> bool:
     """Tell whether a word of read is a variable's name, and not the value of an option such as -p."""
     at = words.index(word)
@@ -71,6 +107,6 @@ def printf(reader: Reader, rest: list[str], line: int) -> None:
     if is_unset(name) or any(isinstance(word, Open) for word in (name, form)):
         reader.scope.lose_all(named_later("printf", line))
         return
-    plain = len(given) == 1 and not isinstance(given[0], Open) and not is_unset(given[0]) and key == name
-    plain = plain and (form == "%s" or (form == "%d" and re.fullmatch(r"0|-?[1-9]\d{0,17}", given[0]) is not None))
-    reader.scope.set(key, given[0] if plain else Unknown(f"is written by printf in line {line}"))
+    known = key == name and not any(isinstance(word, Open) or is_unset(word) for word in (form, *given))
+    text = outputs.output_of(["printf", "--", form, *given], reader.scope, evaluate) if known else None
+    reader.scope.set(key, Unknown(f"is written by printf in line {line}") if text is None else text)

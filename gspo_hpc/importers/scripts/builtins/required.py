@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts.builtins import filled
 from gspo_hpc.importers.scripts.builtins.met import Asked
 from gspo_hpc.importers.scripts.conditions import plain
-from gspo_hpc.importers.scripts.parse import line_of, source_of
+from gspo_hpc.importers.scripts.parse import is_arithmetic, line_of, source_of
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, demanded, is_unset
 
 if TYPE_CHECKING:
@@ -56,12 +56,21 @@ def fill(reader: Reader, demands: Iterable[Demand], before: Mapping[str, Value])
                 scope.set(source, demanded(line_of(node)))
 
 
-def errexit(reader: Reader, node: Node) -> None:
-    """Set what a test by itself demands that ends the script if it fails (set -e)."""
-    alone = node.parent is not None and node.parent.type == "program"
-    if alone and not reader.frames and _tests(node) and node.type not in ("negated_command", "list"):
-        if reader.scope.mark("option", "errexit"):
-            hold(reader, [(node, True)], reader.scope.values)
+def errexit(reader: Reader, node: Node, status: bool | None) -> None:
+    """Set what a test by itself demands that ends the script if it fails (set -e); end it at another that has failed.
+
+    A function ends with the status of its last command, also of a list that ends nothing by itself.
+    """
+    alone = node.parent is not None and node.parent.type == "program" and not reader.frames
+    if not alone or not reader.scope.mark("option", "errexit"):
+        return
+    body = node.child_by_field_name("body") if node.type == "redirected_statement" else node
+    if _tests(node) and node.type not in ("negated_command", "list"):
+        hold(reader, [(node, True)], reader.scope.values)
+    elif status is False and reader.certain and reader.exits and not reader.ended and body is not None:
+        if body.type in ("command", "subshell") or (body.type == "compound_statement" and is_arithmetic(body)):
+            reader.ended = "exit"
+            reader.exit_place = reader.exit_place or f"{reader.scope.place} (set -e)"
 
 
 def ends(reader: Reader, loop: Node, body: Node, before: Mapping[str, Value]) -> bool:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from gspo_hpc.importers.scripts import files
 from gspo_hpc.importers.scripts.builtins import children
 from gspo_hpc.importers.scripts.builtins.calls import path_of
 from gspo_hpc.importers.scripts.builtins.prefixes import not_yet
 from gspo_hpc.importers.scripts.expansion.splitting import Absent, Open, settled
+from gspo_hpc.importers.scripts.handlers import RUNS
 from gspo_hpc.importers.scripts.parse import nodes, source_of
 from gspo_hpc.importers.scripts.places import FOLDER, SUBMITTED, enter, find_file, moved
 from gspo_hpc.importers.scripts.scope import Scope, Unknown, Value, is_unset
@@ -36,6 +38,17 @@ _GPUS = re.compile(r"(?:^|,)(?:gres/|gres:)?gpu:(?:[\w.-]+:)?(\d+)(?:\([^)]*\))?
 _EACH = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _PAIR = re.compile(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+")  # of --export, which quotes may surround
 _WRAP = re.compile(r"--wrap(?:=.*)?", re.DOTALL)
+_ACTS = re.compile(
+    rb"sbatch|"
+    + RUNS.pattern.encode()
+    + rb"|(?:\$\(|`)[^)`]*\b(?:"
+    + "|".join(sorted(files.CHANGERS)).encode()
+    + rb")\b"
+)
+_STARTERS = re.compile(
+    r"python[\d.]*|swift|megatron|trl|torchrun|accelerate|deepspeed|srun|mpi(?:run|exec)|ray|uv|(?:ba|da)?sh|env|nohup|"
+    r"timeout|nice|time|ssh"
+)
 _SIMPLE = ("command", "variable_assignment", "declaration_command", "redirected_statement")
 
 
@@ -230,15 +243,27 @@ def _by_itself(reader: Reader, found: children.Commands, given: Sequence[str], s
 
 
 def within(reader: Reader, node: Node) -> None:
-    """Follow jobs that a statement hands in to learn their numbers: ``ID=$(sbatch --parsable job.sh)``."""
-    if node.type not in _SIMPLE or b"sbatch" not in (node.text or b""):
+    """Follow what substitutions in a statement do: ``ID=$(sbatch --parsable job.sh)``, ``X=$(sed -i ... c.yaml)``."""
+    if node.type not in _SIMPLE or not re.search(rb"\$\(|`", node.text or b""):
+        return
+    starting = {name for name, body in reader.functions.items() if body is not None and RUNS.search(source_of(body))}
+    if not starting and not _ACTS.search(node.text or b""):
         return
     body = node.child_by_field_name("body")
     if node.type == "redirected_statement" and body is not None and body.type != "command":
         return  # its statements are followed by themselves
     for inner in _substitutions(node):
-        if any(child.type == "command_name" and source_of(child).endswith("sbatch") for child in nodes(inner)):
+        words = (source_of(child) for child in nodes(inner) if child.type == "command_name")
+        names = {word.rpartition("/")[2] for word in words}
+        runs = RUNS.search(source_of(inner)) is not None and any(map(_STARTERS.fullmatch, names))
+        if "sbatch" in names or runs or names & starting:  # LOG=$(swift rlhf ...)
             apart(reader, inner.named_children)
+        elif names & files.CHANGERS:
+            recording, reader.recording = reader.recording, False
+            try:
+                apart(reader, inner.named_children)
+            finally:
+                reader.recording = recording
 
 
 def _substitutions(node: Node) -> Iterator[Node]:

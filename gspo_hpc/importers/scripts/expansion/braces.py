@@ -1,4 +1,4 @@
-"""Find {a,b} and {1..3} in words, of which bash makes several words: they are not followed."""
+"""Make the words that bash makes of {a,b} and {1..3}, or find them where they are not followed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from gspo_hpc.importers.scripts.expansion.splitting import Open
 
 _BRACES = re.compile(r"(?<!\$)\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 _NUMBERS = re.compile(r"\{(-?\d{1,9})\.\.(-?\d{1,9})\}")
+_PLAIN = re.compile(r"(?!~)[\w./:,=+@%{}-]+")
+_LISTS = re.compile(r"\{((?:[^{},.]|\.(?!\.))*,(?:[^{}.]|\.(?!\.))*)\}")
 _MOST = 64  # numbers of one word
 _INSIDE = re.compile(r"""\$\{\w+\}|"[^"]*"|'[^']*'""")  # what may stand within them beside literal text
 
@@ -15,6 +17,22 @@ _INSIDE = re.compile(r"""\$\{\w+\}|"[^"]*"|'[^']*'""")  # what may stand within 
 def marked(text: str) -> str:
     """Return literal text with its braces as what is not known, ``$({a,b})``."""
     return _BRACES.sub(lambda match: f"$({match[0]})", text)
+
+
+def expanded(kind: str, raw: str) -> list[str]:
+    """Return the words that a word of a script becomes by its braces, if all else in it is plain; nothing for others.
+
+    `kind`: of the word, as the grammar calls it.
+    """
+    if kind == "brace_expression":
+        return numbers(raw)
+    parts = _LISTS.split(raw) if kind in ("word", "concatenation") and _PLAIN.fullmatch(raw) else []
+    if len(parts) < 3 or any(sign in part for part in parts[::2] for sign in "{}"):
+        return []
+    words = [parts[0]]
+    for inner, after in zip(parts[1::2], parts[2::2], strict=True):
+        words = [f"{word}{one}{after}" for word in words for one in inner.split(",")][: _MOST + 1]
+    return [word for word in words if word] if len(words) <= _MOST else []
 
 
 def numbers(raw: str) -> list[str]:

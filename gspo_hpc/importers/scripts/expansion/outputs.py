@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from gspo_hpc.importers.scripts.parse import source_of
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 _DEEPEST = 16  # functions that use the output of others
 _MOST = 5_000  # calls of functions whose output is followed in one script
 _LONGEST = 1 << 16  # characters of an output
-_FORMAT = re.compile(r"%[s%]|\\n|[^%\\]")
+_FORMAT = re.compile(r"%(?:[sd%]|\.\df)|\\n|[^%\\]")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,15})?")
 _CALL = re.compile(r"\$\(\s*([^\s()$`'\"|;&<>]+)(?=([^()|;&<>]*))")  # a function, and the words that it is given
 _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 _SUM = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
@@ -65,17 +67,37 @@ def _are_patterns(words: Sequence[str]) -> bool:
 
 
 def _formatted(form: str, *words: str) -> str | None:
-    """Return what printf writes, with a format of plain text, %s, %% and newlines; None for any other."""
+    """Return what printf writes, with a format of plain text, %s, %d, %.2f, %% and newlines; None for any other."""
     parts = _FORMAT.findall(form)
     if "".join(parts) != form or re.search(r"[*?\[]", form):
         return None
     left, text = list(words), ""
+    takes = [part for part in parts if part[0] == "%" and part != "%%"]
     while len(text) <= _LONGEST:  # the format is used again until no word is left
         for part in parts:
-            text += {"%s": left.pop(0) if part == "%s" and left else "", "%%": "%", "\\n": "\n"}.get(part, part)
-        if not left or "%s" not in parts:
+            one: str | None = {"%%": "%", "\\n": "\n"}.get(part, part)
+            if part in takes:
+                word = left.pop(0) if left else ""
+                one = word if part == "%s" else _as_number(part, word or "0")
+            if one is None:
+                return None
+            text += one
+        if not left or not takes:
             return text
     return None
+
+
+def _as_number(form: str, word: str) -> str | None:
+    """Return a number as printf writes it, None where that is not plain: in base 8, or half way between two others."""
+    if not _NUMBER.fullmatch(word) or (form == "%d" and "." in word):
+        return None
+    if form == "%d":
+        return str(int(word))
+    digits = Decimal(1).scaleb(-int(form[2]))
+    number = Decimal(word)
+    if abs(number / digits % 1) == Decimal("0.5"):
+        return None
+    return str(number.quantize(digits))
 
 
 def called(name: str, words: Sequence[str], scope: Scope, written: Callable[[Node, Scope], str | None]) -> str | None:
