@@ -1,4 +1,4 @@
-"""Train on two ranks with an engine of two GPUs; and plant a failure in a rank while the other waits for it in a collective."""
+"""Train on two ranks with an engine of two GPUs, and plant an error in one rank while the other waits for it."""
 
 from __future__ import annotations
 
