@@ -101,7 +101,7 @@ def test_a_sourced_file_that_is_no_script_makes_everything_unknown(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ("data.files={a,b}.parquet", "data.files=a.parquet data.files=b.parquet"),
+        ("data.files={a..c}.parquet", "$({a..c})"),
         ("~/models/x", "$HOME/models/x"),
         ("'~/x' \"{a,b}\"", "~/x"),
         ("x={$B,3}", "x=$({${B},3})"),

@@ -98,7 +98,7 @@ def test_parts_of_other_objectives_are_carried_over(text: str, name: str, settin
 
 def test_a_micro_batch_size_that_is_not_known_is_told_as_such() -> None:
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    found = convert(f'IFS=, read -ra P < sizes.txt\n{GROUPS} {name}=${{P[2]}}')
+    found = convert(f'IFS=, read -rd "" -a P <<< "a,b,4"\n{GROUPS} {name}=${{P[2]}}')
     assert {item.name: item.why for item in found.left}[name].startswith("$P is read from the input by read")
     assert any(name in item for item in found.open) and "dynamic" not in str(found.left)
     assert not any("is not given" in line for line in found.assumed if name in line)

@@ -113,7 +113,7 @@ def test_a_script_is_read_as_bash_reads_it(script: str) -> None:
         ("LR=1e-6\nf() { if grep x y; then LR=1e-5; fi; }\nf", "$LR depends on a condition in line 2"),
         ("LR=1e-6\nwhile read line; do LR=$line; done < file", "$LR changes in the loop of line 2"),
         ("read -r LR", "$LR is read from the input by read"),
-        ('LR=1e-6\nIFS=, read -r LR < rate.txt', "$LR is read from the input by read"),
+        ('LR=1e-6\nIFS=, read -t 9 LR <<< "5e-6"', "$LR is read from the input by read"),
         ('LR=1e-6\nif [ "$USER" = root ]; then LR=2e-6; fi', "$LR depends on a condition in line 2"),
         ("LR=1\n(( LR = N++ ))", "$LR is computed in line 2"),
         ("LR=1e-6\nsource env.sh", "$LR may be set by env.sh, a file that the script sources"),

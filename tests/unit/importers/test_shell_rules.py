@@ -94,7 +94,7 @@ def test_a_rule_is_followed_as_in_bash(script: str) -> None:
     "before",
     [
         "LR=$?", "LR=$$", "LR=$!", "LR=$-", "LR=$_", "LR=${?}",
-        "[[ $(cat x) =~ lr(.*) ]]; LR=${BASH_REMATCH[1]}", "true | false; LR=${PIPESTATUS[0]}", "LR=${BASH_VERSION}",
+        "[[ lr5e-6 =~ (lr|l)(.*) ]]; LR=${BASH_REMATCH[2]}", "true | false; LR=${PIPESTATUS[0]}", "LR=${BASH_VERSION}",
         "LR=${RANDOM:-5}", "RANDOM=5; LR=$RANDOM", "SECONDS=0; LR=$SECONDS", "LR=$LINENO", "LR=${FUNCNAME:-x}",
         "LR=${EPOCHSECONDS}", "LR=${BASH_SUBSHELL:-0}",
         "f() { LR=$1; }; f $(cat x) 2e-6", "A=($(cat x) 2e-6); LR=${A[1]}", "f() { LR=$2; }; f $SLURM_X 1 2e-6",
