@@ -15,7 +15,9 @@ def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why:
     found = default if value is None else value
     if found not in allowed:
         given = draft.label(name) if value is not None else f"{name} is not given (its default is {default})"
-        draft.refuse(f"{given}: {draft.why_unset(found)}" if is_unset(found) else f"{given}{why}")
+        if not is_unset(found):  # what else is wrong does not matter to a run that cannot be read
+            raise ValueError(draft.explained(f"{given}{why}"))
+        draft.refuse(f"{given}: {draft.why_unset(found)}")
     return found
 
 

@@ -73,7 +73,47 @@ STARTS = [
     "tmux send-keys -t train {} C-m",
     "tmux send -t train {} Enter",
     "docker exec -it box bash -lc {}",
+    "kubectl exec -it pod -c main -- bash -lc {}",
+    "ray job submit --address=x --runtime-env-json='{{}}' -- bash -c {}",
+    "enroot start -m a:b image sh -c {}",
 ]
+PASSING = ("uv run bash -c {}", "conda run -n x --no-capture-output bash -lc {}", "nsys profile -o x bash -c {}")
+
+
+@pytest.mark.parametrize("start", PASSING)
+def test_launchers_that_hand_their_environment_on_do_so(start: str) -> None:
+    found = convert("export NPROC_PER_NODE=2 LR=3e-6\n" + start.format(f"'{RUN} $LR'"))
+    assert found.config.optimizer.lr == 3e-6 and found.config.cluster.gpus_per_node == 2 and not found.open
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "ray job submit --working-dir . -- bash {}",
+        "ray job submit -- ./{}",
+        "kubectl exec pod -- bash -x {}",
+        "uv run bash {}",
+        "flock lock ./{}",
+        "some_launcher --np 8 bash {}",
+    ],
+)
+def test_scripts_that_any_launcher_gives_to_a_shell_are_followed(start: str, tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text(f"{RUN} $1\n")
+    found = convert(f"NPROC_PER_NODE=2 {start.format('inner.sh')} 4e-6", folder=tmp_path, name="run.sh", gpus=2)
+    assert found.config.optimizer.lr == 4e-6 and not found.open
+
+
+@pytest.mark.parametrize(("text", "rate"), [("bash -s", 1e-6), ("bash -s 4e-6", 4e-6), ("sh -x -s 4e-6", 4e-6)])
+def test_a_shell_on_another_machine_reads_its_input(text: str, rate: float, tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text(f"export NPROC_PER_NODE=2\n{RUN} ${{1:-1e-6}}\n")
+    found = convert(f"ssh host '{text}' < inner.sh", folder=tmp_path, name="run.sh")
+    assert found.config.optimizer.lr == rate and found.config.cluster.gpus_per_node == 2
+
+
+@pytest.mark.parametrize("start", ["echo bash -c {}", "parallel bash -c {} ::: 1", "python x.py bash -c {}"])
+def test_words_that_nothing_starts_are_no_run(start: str) -> None:
+    with pytest.raises(ValueError, match="no run of .* is recognised"):
+        convert(start.format(f"'{RUN} 1e-6'"))
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -88,7 +128,7 @@ def test_commands_elsewhere_are_followed_and_their_environment_is_not_known(star
     assert of(f'"NPROC_PER_NODE=4 {RUN} $LR"').config.optimizer.lr == 3e-6
     found = of(f"'{RUN} $LR'")
     assert found.open == ("--learning_rate $LR",)
-    program = next(name for name in ("ssh", "tmux", "docker") if name in start)
+    program = next(name for name in ("ssh", "tmux", "docker", "kubectl", "ray", "enroot") if f"{name} " in start)
     told = f"$LR may be set by {program}, which starts a shell in line 3"
     assert any(line.startswith(f"--learning_rate $LR: {told}") for line in found.assumed)
 

@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 
 # Launchers that hand their own environment on, and others.
 _PASSING = frozenset("srun salloc nice numactl taskset timeout setsid stdbuf ionice chrt screen script".split())
+_PASSING |= frozenset("uv conda mamba micromamba poetry pixi nsys flock unbuffer caffeinate".split())
 _QUEUES = frozenset(("qsub", "bsub"))  # hand a script to a batch system
 _SHELLS_OF = frozenset(("script", "su", "runuser"))  # give the text behind -c to a shell
 _LAUNCHERS = _PASSING | _QUEUES | _SHELLS_OF
-_LAUNCHERS |= frozenset("mpirun mpiexec apptainer singularity docker podman sudo ssh tmux".split())
+_LAUNCHERS |= frozenset("mpirun mpiexec apptainer singularity docker podman kubectl oc ray sudo ssh tmux".split())
 _OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
 _OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
-_PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ray|ssh|echo|xargs|swift|megatron|trl")
+_PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ssh|echo|xargs|swift|megatron|trl")
+_WRITING = frozenset(
+    "echo printf cat tee grep sed awk git find parallel :".split()
+)  # start nothing, or not these words
 _SIGNS = re.compile(r"^[A-Za-z_]\w*=|[;&|<>]|^(?:cd|export|source|\.|eval)$")  # that words are no plain command
+_INPUT_OF = re.compile(r"\s*(?:bash|sh|dash|zsh)(?:\s+[-\w.]+)*\s*")
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _FILE = re.compile(rf"{_SCRIPT.pattern}|\.py$")
 
@@ -97,12 +102,20 @@ def _plain(words: Sequence[str], valued: str) -> list[str]:
 
 
 def _shells(words: Sequence[str]) -> list[int]:
-    """Return the places of the words that are shells which a launcher may start."""
+    """Return the places of the words that are shells which a launcher may start.
+
+    A command that is not known starts a shell where an option, as in ``bash -c``, or a script follows its name.
+    """
     names = [word.rpartition("/")[2] for word in words]
-    if names[0] not in _LAUNCHERS:
+    known = names[0] in _LAUNCHERS
+    if not known and (names[0] in _WRITING or _PROGRAM.fullmatch(names[0])):
         return []
     end = next((at for at, name in enumerate(names[1:], 1) if _PROGRAM.fullmatch(name)), len(names))
-    return [at for at, name in enumerate(names[:end]) if name in SHELLS]
+    return [at for at, name in enumerate(names[:end]) if name in SHELLS and (known or _is_start(words[at + 1 :]))]
+
+
+def _is_start(words: Sequence[str]) -> bool:
+    return bool(words) and bool(re.fullmatch(r"-[a-z]+|--login", words[0]) or _SCRIPT.search(words[0]))
 
 
 def launched(reader: Reader, words: list[str], line: int) -> None:
@@ -155,6 +168,8 @@ def _followed(reader: Reader, words: list[str], line: int) -> None:
             mixed = children.is_ambiguous(reader, texts[:1], children.COMMANDS)
             found = children.Commands(texts[0], line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
             children.run(reader, found, texts[2:], _environment(reader, words[: places[0]], "shell"))
+        elif text and _INPUT_OF.fullmatch(text) and children.has_input(reader):  # ssh host 'bash -s' < i.sh
+            children.shell(reader, text.split(), line, _environment(reader, words[:first], "shell"))
         elif text:
             mixed = is_unset(text) and children.is_mixed(reader, any(text == word for word in words))
             found = children.Commands(text, line=line, why=children.ambiguous(reader, words[0]) if mixed else "")
@@ -193,7 +208,8 @@ def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> 
     given, gone = handed_on(words)
     names = [word.rpartition("/")[2] for word in words]
     keeping = [name for name in names if name in _LAUNCHERS - _PASSING and not (name == "qsub" and "-V" in words)]
-    keeping += [names[0]] if any(word.startswith("--export") for word in words) else []
+    decides = names[0] not in _LAUNCHERS or any(word.startswith("--export") for word in words)
+    keeping += [names[0]] if decides else []
     if keeping:
         why = f"may be set by {keeping[0]}, which starts a {what} in {reader.scope.place}"
         seen = children.Environment({}, sourced=why)
