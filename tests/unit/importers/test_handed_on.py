@@ -141,3 +141,36 @@ def test_of_two_runs_one_does_not_vanish(test: str) -> None:
     for end in ("exit 1", "true", "{ echo failed; exit 1; }", "echo no", ":"):
         found = convert(f"{test} && {ONE} || {end}\n")
         assert found.config.algorithm.kl_beta == 0.9 and not found.open
+
+
+READS = "swift rlhf --rlhf_type grpo --model q --dataset d --num_generations 8 --report_to wandb"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("ssh host", "docker run img", "podman exec box", "kubectl exec pod --", "sudo", "srun --export=NONE"),
+        *("apptainer exec --cleanenv i.sif", "singularity exec -C i.sif"),
+    ],
+)
+def test_what_a_launcher_hands_on_only_when_it_is_told_to_is_not_known(start: str) -> None:
+    found = convert(f"export NPROC_PER_NODE=2 WANDB_PROJECT=w\n{start} {READS}")
+    assert found.open == ("NPROC_PER_NODE=$NPROC_PER_NODE", "WANDB_PROJECT=$WANDB_PROJECT")
+    assert found.config.tracking.wandb_project == "gspo_hpc" and found.config.cluster.gpus_per_node == 1
+    assert any(f"is perhaps not handed on by {start.split()[0]}" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("start", "gpus", "project"),
+    [
+        *((start, 2, "w") for start in ("srun", "sudo -E", "sudo --preserve-env", "apptainer exec --nv i.sif")),
+        ("docker run -e NPROC_PER_NODE --env=WANDB_PROJECT img", 2, "w"),
+        ("docker run -e NPROC_PER_NODE=4 --env WANDB_PROJECT=p img", 4, "p"),
+        ("singularity exec --cleanenv --env NPROC_PER_NODE=4,WANDB_PROJECT=p i.sif", 4, "p"),
+        ("APPTAINERENV_NPROC_PER_NODE=4 SINGULARITYENV_WANDB_PROJECT=p apptainer exec -e i.sif", 4, "p"),
+    ],
+)
+def test_what_a_launcher_hands_on_counts(start: str, gpus: int, project: str) -> None:
+    found = convert(f"export NPROC_PER_NODE=2 WANDB_PROJECT=w\n{start} {READS}")
+    assert (found.config.cluster.gpus_per_node, found.config.tracking.wandb_project) == (gpus, project)
+    assert not found.open
