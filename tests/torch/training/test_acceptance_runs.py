@@ -12,7 +12,7 @@ from gspo_hpc.config.loader import load
 from gspo_hpc.launch import checks
 from tools.acceptance import models, runs
 from tools.acceptance.environment import CUDA, Environment
-from tools.acceptance.parts import adapters, deterministic, faults, memory, mixture, pair, train
+from tools.acceptance.parts import adapters, deterministic, faults, memory, mixture, pair, revival, train
 from tools.acceptance.rows import Recorder
 
 
@@ -32,7 +32,7 @@ def test_runs_on_a_gpu_are_accepted_by_the_plan(
 
     monkeypatch.setattr(runs, "Run", stop)
     env = Environment("cuda", tmp_path)
-    parts = (train, faults, memory, mixture, adapters, deterministic, pair)
+    parts = (train, faults, revival, memory, mixture, adapters, deterministic, pair)
     for part_of_runs in parts:
         with pytest.raises(StopIteration):
             part_of_runs.run(env, Recorder(tmp_path / "rows", "cuda"))

@@ -1,4 +1,4 @@
-"""Faults of a run: SIGTERM in generation, and a killed engine."""
+"""A run that is stopped by SIGTERM in generation, and resumed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ ROLLOUT = 1  # that is disturbed: the second
 
 
 def run(env: Environment, record: Recorder) -> None:
-    """Disturb runs of the same config, and compare them with one that is left alone."""
+    """Stop a run and let it go on, and compare it with one that is left alone."""
+    config, alone = left_alone(env, record, "faults")
+    _stopped(env, record, config, alone)
+
+
+def left_alone(env: Environment, record: Recorder, name: str) -> tuple[Path, runs.Run]:
+    """Return the config of a part's runs, and one of them that nothing happened to."""
     length = {"max_steps": STEPS, "seed": 7}
-    config = runs.write_config(env, "faults", models.light(env), eager=True, run=length)
-    alone = runs.Run(env, "alone", config)
+    config = runs.write_config(env, name, models.light(env), eager=True, run=length)
+    alone = runs.Run(env, f"{name}-alone", config)
     alone.start()
     runs.judge(record, "left alone", alone, alone.finish(), STEPS)
-    _stopped(env, record, config, alone)
-    _killed(env, record, config, alone)
+    alone.discard()
+    return config, alone
 
 
 def _stopped(env: Environment, record: Recorder, config: Path, alone: runs.Run) -> None:
@@ -41,26 +47,11 @@ def _stopped(env: Environment, record: Recorder, config: Path, alone: runs.Run) 
     record.check(f"{what}: attempts", ", ".join(ends), "stopped, done", ends == ["stopped", "done"])
     kept = stopped.records()[: len(before)] == before
     record.check(f"{what}: records from before", "the same" if kept else "others", "the same", kept)
-    _equal(env, record, what, stopped, alone)
+    compare(env, record, what, stopped, alone)
     stopped.discard()
 
 
-def _killed(env: Environment, record: Recorder, config: Path, alone: runs.Run) -> None:
-    """An engine whose core is killed is started again in place, gets the weights and samples what is missing."""
-    what, killed = "the engine's core killed in generation", runs.Run(env, "killed", config)
-    killed.start()
-    killed.wait_for_generation(ROLLOUT)
-    for core in killed.engine_cores():
-        core.kill()
-    runs.judge(record, what, killed, killed.finish(), STEPS)
-    records = killed.records()
-    restarts = int(records[-1]["engine_restarts"]) if records else 0
-    record.check(f"{what}: engines started again", str(restarts), "1", restarts == 1)
-    _equal(env, record, what, killed, alone)
-    killed.discard()
-
-
-def _equal(env: Environment, record: Recorder, what: str, run: runs.Run, alone: runs.Run) -> None:
+def compare(env: Environment, record: Recorder, what: str, run: runs.Run, alone: runs.Run) -> None:
     """Compare with the run that was left alone: bit for bit on a CPU; on a GPU sampling in 16 bit is not repeatable."""
     found, wanted = runs.harness.comparable(run.folder), runs.harness.comparable(alone.folder)
     same = sum(a == b for a, b in zip(found, wanted, strict=False))

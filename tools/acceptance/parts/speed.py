@@ -68,6 +68,8 @@ def main(model: Path, env: Environment, seeded: bool, out: Path) -> None:
     """Write the tokens a second of ``vllm.LLM``."""
     if not env.cuda:  # what the package's engine has too: without it vLLM compiles, for a minute and longer
         os.environ.update(environment(engines.make(env, model, "bare").settings))
+    # As the package's engine has it: it never samples a seeded completion, and where it lacks, vLLM stops for it.
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     from vllm import LLM, SamplingParams
     from vllm.inputs import tokens_input
 
