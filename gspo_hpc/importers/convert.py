@@ -16,6 +16,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.importers import adapters, report, swift, swift_hf, tables, trl, verl
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft, Source
+from gspo_hpc.importers.objective.verl import OTHER_METHOD
 from gspo_hpc.importers.prompt_texts import BOUNDS_OF_IMAGES
 from gspo_hpc.importers.report import Argument, comments
 from gspo_hpc.importers.scripts.builtins import presumed
@@ -154,7 +155,9 @@ def _converted(text: str, found: Found, gpus: int | None, rows: int | None, fold
         wrong = " ".join(draft.problems)
         empty = (note for note in found.notes if "is empty, since $" in note)
         draft.problems += [note for note in empty if note.split()[0].lstrip("-") in wrong]
-        draft.problems += [note for note in found.notes if note.endswith(_ADDS)]
+        adds = [note for note in found.notes if note.endswith(_ADDS)]
+        method = [problem for problem in draft.problems if problem.endswith(OTHER_METHOD)]
+        draft.problems = (not adds and method) or draft.problems + adds  # nothing else matters to another method
     config, body = draft.finish()
     if config.model.dtype != "float32":
         draft.differs.append(

@@ -287,7 +287,7 @@ class Draft:
         """Return the config and its YAML. Raises ValueError with one line for each mistake of the original run."""
         self._leftovers()
         if self.problems:
-            raise ValueError("\n".join(dict.fromkeys(map(self.explained, self.problems))))
+            raise ValueError("\n".join(dict.fromkeys(map(self._explained, self.problems))))
         raw: dict[str, dict[str, Any]] = {}
         for key, (value, _) in self.settings.items():
             section, name = key.split(".")
@@ -296,7 +296,7 @@ class Draft:
             config = loader.from_dict(raw)
         except loader.ConfigError as error:
             labels = {key: self._file(name) + self.label(name) for key, name in self.origins.items()}
-            lines = (self.explained(report.translated(line, labels)) for line in error.problems)
+            lines = (self._explained(report.translated(line, labels)) for line in error.problems)
             raise ValueError("\n".join(lines)) from None
         return config, report.yaml_of(self.settings)
 
@@ -389,7 +389,7 @@ class Draft:
                 blank = name not in self._taken or name in self.source.table.blank
                 self._left[name] = why or (report.NO_COUNTERPART if blank else "it changes nothing in this run")
 
-    def explained(self, problem: str) -> str:
+    def _explained(self, problem: str) -> str:
         """Return a mistake with the arguments in it whose values are not known: it may be one of their defaults."""
         for name in self.values:
             keys = [key for key, origin in self.origins.items() if origin == name]

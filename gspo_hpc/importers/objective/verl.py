@@ -8,6 +8,8 @@ from gspo_hpc.importers.objective import corrections, divergence, teachers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.verl_layout import ACTOR
 
+OTHER_METHOD = ": convert reads runs with the advantages of grpo, which needs no critic; algorithm.advantage has others"
+
 
 def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why: str) -> str:
     """Return which of several objectives is given; refuse any other, and one that is not known."""
@@ -15,9 +17,7 @@ def _named(draft: Draft, name: str, default: str, allowed: tuple[str, ...], why:
     found = default if value is None else value
     if found not in allowed:
         given = draft.label(name) if value is not None else f"{name} is not given (its default is {default})"
-        if not is_unset(found):  # what else is wrong does not matter to a run that cannot be read
-            raise ValueError(draft.explained(f"{given}{why}"))
-        draft.refuse(f"{given}: {draft.why_unset(found)}")
+        draft.refuse(f"{given}: {draft.why_unset(found)}" if is_unset(found) else f"{given}{why}")
     return found
 
 
@@ -30,8 +30,7 @@ _KLS = {"kl": "k1", "k1": "k1", "abs": "absolute", "mse": "k2", "k2": "k2", "low
 def put(draft: Draft) -> None:
     """Put the algorithm and its settings; refuse another objective."""
     estimators = ("grpo", "grpo_vectorized")
-    text = ": convert reads runs with the advantages of grpo, which needs no critic; algorithm.advantage has others"
-    _named(draft, "algorithm.adv_estimator", "gae", estimators, text)
+    _named(draft, "algorithm.adv_estimator", "gae", estimators, OTHER_METHOD)
     draft.credit("algorithm.name", "algorithm.adv_estimator")
     name = f"{ACTOR}.policy_loss.loss_mode"
     text = f" is another objective: {', '.join(_MODES)} have a counterpart here (vanilla is grpo)"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gspo_hpc.importers.scripts.expansion.disguised import BRACKET, CLOSING, LESS, MORE, disguised, shown
+from gspo_hpc.importers.scripts.expansion.disguised import BRACKET, CLOSING, DOLLAR, LESS, MORE, disguised, shown
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser, Tree
@@ -133,7 +133,10 @@ def _prepared(text: str) -> str:
     text = re.sub(r"[ \t]*\r?\n", "\n", text)  # a backslash, blanks, end of line: meant as a continuation
     text = re.sub(r"\\\s*\Z", "\n", text)  # and one at the end of the text continues nothing
     text = re.sub(r"(\$\{\w+:?[-=+])\[", rf"\1{BRACKET}", text)  # ${X:-[...]}: the grammar takes [ for a pattern
-    text = re.sub(r"(\$\{\w+%%?[^\s\[\]{}'\"]*)\]", rf"\1{CLOSING}", text)  # ${X%]}: and ] for the end of one
+    text = re.sub(r"(\$\{\w+[%/#]{1,2}[^\s\[\]{}'\"]*)\]", rf"\1{CLOSING}", text)  # ${X%]}: ] for an end
+    text = re.sub(r"(?<=[^\s$\\])\$(?=[)/`])", DOLLAR, text)  # $(grep x$): it knows no $ by itself
+    text = re.sub(r"(\bexec[ \t]+)\{\w+\}(?=[<>])", r"\g<1>9", text)  # nor {NAME}, in which bash keeps a number
+    text = re.sub(r"(\bexec[ \t]+\d+)<>", r"\1< ", text)  # nor <>
     text = _DEFAULT.sub(r"\1$[\2]}", text)  # ${X:-$((...))}: within ${ } the grammar has no arithmetic
     text = _TIMED.sub(r"\1", text)  # time { ...; }: the grammar makes words of what is timed
     text = _ARGUED.sub(r"\1; do", text)  # for x do

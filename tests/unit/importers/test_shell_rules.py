@@ -74,7 +74,9 @@ RUN = "megatron rlhf --rlhf_type grpo --train_iters 5 --num_generations 8 --glob
         "A=x B=y\na $B\nA=1 B=2\na $A $B | cat",
         "a 1 \\ z'a|b'+x\nM=(\\ z q)\nb \"${M[@]}\"",
         'set -- p q\na z$*-- "$2"$1x $2 "x"`echo m`"y" z 2>&1',
-        "t='[3,4]'\na ${t%\\]} ${t%]} ${t%%,4\\]} ${t%%]*}\nb ${t%,*\\]}x",
+        "t='[3,4]'\na ${t%\\]} ${t%]} ${t%%,4\\]} ${t%%]*}\nb ${t%,*\\]}x ${t/]/} ${t//]/y}",
+        "case 7B$ in *7B$) a 1;; esac\nexec 9<>/dev/null\nexec {fd}<>/dev/null\n"
+        "b $(echo x$)$ '$)' \"$(echo y$)\" `echo z$`",
         # arrays
         "L=([2]=q r)\nL=x\na $#\nM=+x\nb ${M:0:1}",
         "I=0\nif ! (( I++ )); then a $I; fi\nfor i in 1; do a $(( I + 1 )); done",

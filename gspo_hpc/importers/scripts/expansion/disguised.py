@@ -11,8 +11,9 @@ import re
 _SIGNS = '()|{;&\\"+! [<>]'
 _LETTERS = "\x0e\x0f\x10\x11\x12\x13\x14\x15\x16\x17\x18\x19\x01\x02\x03"
 BRACKET, LESS, MORE, CLOSING = "\x19\x01\x02\x03"
+DOLLAR = "\x04"  # only where no name follows it
 _DISGUISE = str.maketrans(_SIGNS, _LETTERS)
-_SHOWN = bytes.maketrans(_LETTERS.encode(), _SIGNS.encode())
+_SHOWN = bytes.maketrans((_LETTERS + DOLLAR).encode(), (_SIGNS + "$").encode())
 _TOKEN = re.compile(
     r"(?P<default>\$\{\w+(?:\[[^\]\s]*\])?:?[-=+])|\$\{|\$?\(\(?|\\.|\$'(?:\\.|[^'\\])*'|"
     r"(?P<group>(?<!\$)[?*+@!]\()|(?<!\S)(?:\[\[|\]\])(?!\S)|[)}'\"{|;&]",
