@@ -23,6 +23,7 @@ _OF_GPUS = (
     MemoryRule.ENGINE_FITS_GPU_MEMORY,
     MemoryRule.KV_CACHE_HOLDS_LONGEST_SEQUENCE,
 )
+_LAYOUTS = 8  # among which the nearest one is looked for
 # What a model is cut by, which another layout with the same sizes keeps.
 _SIZES = frozenset(
     f"parallel.{name}_parallel_size"
@@ -73,25 +74,38 @@ def find(search: Search, *, remedies: bool = True) -> Suggested:
     """Return what `suggest` names first for the config; of `remedies`, which take longer, only if they are wanted."""
     from gspo_hpc.planning import layouts  # only here: most plans are fixed without
 
-    def first(keep: frozenset[str] = frozenset()) -> Mapping[str, Any] | None:
-        """Return the settings of the first layout with those that are kept; None if none fits."""
-        found = layouts.Search(search.config, keep, models=search.models).ranked(1)
-        return {key: value_of(found[0].config, key) for key in layouts.PRINTED} if found else None
+    def first(count: int, keep: frozenset[str] = frozenset()) -> list[Mapping[str, Any]]:
+        """Return the settings of the first layouts with those that are kept."""
+        found = layouts.Search(search.config, keep, models=search.models).ranked(count)
+        return [{key: value_of(one.config, key) for key in layouts.PRINTED} for one in found]
 
     try:
-        best = first()
-        kept = first(_SIZES) if best is not None else None
+        ranked = first(_LAYOUTS)
+        kept = next(iter(first(1, _SIZES)), None) if ranked else None
     except ValueError:  # the GPU, or the sizes of the model, are not known
         return Suggested()
-    if best is None:
+    if not ranked:
         return Suggested(remedies=tuple(_remedies(search))) if remedies else Suggested()
+    best, *others = ranked
     cut = any(best[key] != value_of(search.config, key) for key in _SIZES)
     fixes = [_needed(search, kept)] if kept is not None and (cut or not remedies) else []
     if remedies:
         fixes.append(_fix(search, best))
     elif cut:  # a step of a repair, and not all that is wrong
         fixes.append(_needed(search, best))
-    return Suggested(layout=tuple(fix for fix in fixes if fix is not None))
+    found = [fix for fix in fixes if fix is not None]
+    if cut and (near := _nearest(search, others)) is not None and all(near.distance < fix.distance for fix in found):
+        found.insert(0, near)
+    return Suggested(layout=tuple(found))
+
+
+def _nearest(search: Search, layouts: Iterable[Mapping[str, Any]]) -> Fix | None:
+    """Return the nearest of these layouts, without what the plan does not need of it; None if none is a fix."""
+    fixes = [fix for settings in layouts if (fix := _fix(search, settings)) is not None]
+    if not fixes:
+        return None
+    near = min(fixes, key=lambda fix: sum(change.distance for change in fix.changes if change.key in _SIZES))
+    return _needed(search, {change.key: change.value for change in near.changes})
 
 
 def _remedies(search: Search) -> Iterator[Fix]:

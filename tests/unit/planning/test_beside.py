@@ -95,3 +95,36 @@ def test_the_first_other_card_leaves_room(card: str) -> None:
     """A100-40GB was first, with which the run may run out of memory."""
     cards = [fix for fix in offered("qwen2.5_7b_tp2", f"cluster.gpu={card}") if "cluster.gpu" in str(fix)]
     assert len(cards) > 1 and not cards[0].warnings
+
+
+SMALL = "parallel.tensor_model_parallel_size=4 parallel.pipeline_model_parallel_size=2 memory.offload_optimizer=true"
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "wanted"),
+    [
+        ("qwen2.5_7b_tp2", "cluster.gpu=RTX4090 rollout.tensor_parallel_size=1", SMALL),
+        (
+            "qwen2.5_7b_tp2",
+            "cluster.gpu=RTX3090 parallel.tensor_model_parallel_size=1 parallel.sequence_parallel=false",
+            SMALL,
+        ),
+        (
+            "qwen3_30b_a3b_ep8",
+            "cluster.gpu=H100 cluster.nodes=1 parallel.expert_model_parallel_size=1",
+            "parallel.expert_model_parallel_size=8 memory.offload_optimizer=true",
+        ),
+        (
+            "qwen3_30b_a3b_ep8",
+            "cluster.gpu=A800 cluster.nodes=1 parallel.expert_model_parallel_size=4 rollout.tensor_parallel_size=2 "
+            "memory.recompute_granularity=null parallel.tensor_model_parallel_size=3 batch.global_batch_size=100 "
+            "parallel.pipeline_model_parallel_size=3",
+            "batch.global_batch_size=96 parallel.tensor_model_parallel_size=1 parallel.pipeline_model_parallel_size=2 "
+            "memory.recompute_granularity=full",
+        ),
+    ],
+)
+def test_of_the_layouts_that_suggest_ranks_the_nearest_is_offered(preset: str, settings: str, wanted: str) -> None:
+    """Without it these plans were offered a layout without room, seven changes and more, or other GPUs."""
+    fixes = offered(preset, settings)
+    assert place(fixes, wanted) <= 1, [str(fix) for fix in fixes]
