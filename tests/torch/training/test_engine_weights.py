@@ -17,7 +17,8 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.training import sync
-from gspo_hpc.training.agreement.gap import Gap
+from gspo_hpc.training.agreement.gap import Baseline, Gap
+from gspo_hpc.training.jobs import train
 from gspo_hpc.training.sync import EngineWeights, Synced
 
 
@@ -133,3 +134,23 @@ def test_a_stop_ends_a_sync_in_which_an_engine_died(stopped_rank: bool, monkeypa
     with pytest.raises(Abandoned):
         EngineWeights(weight_sync, worker, clock).sync()
     assert len(syncs) == 1
+
+
+def test_an_engine_that_was_started_again_is_judged_by_the_first_gap_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker is made before the first sync, and asks for the gap when an engine has died."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(train, "start_rollout_worker", lambda *unused, **named: given.update(named))
+    asked: list[Gap | None] = []
+
+    def run(engine: str, first: Gap | None) -> tuple[str, str]:
+        asked.append(first)
+        return "synced", f"death of {engine}"
+
+    job, baseline = object.__new__(train.TrainingJob), Baseline()
+    job._config = job._ranks = None  # type: ignore[assignment]
+    weight_sync: Any = SimpleNamespace(policy=SimpleNamespace(arch=SimpleNamespace(experts=None)), run=run)
+    job._start_worker(weight_sync, SimpleNamespace(stop_requested=None), baseline)  # type: ignore[arg-type]
+    baseline.probe = Gap(0.5)
+    assert given["sync_weights"]("it") == "death of it" and asked == [Gap(0.5)]

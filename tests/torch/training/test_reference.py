@@ -51,8 +51,9 @@ def test_the_swap_goes_through_page_locked_memory_and_waits_once(monkeypatch: py
         trained_parameters=lambda: iter(weights),
         config=from_dict({}),
         settle=lambda: None,
-        before_change=lambda: None,
+        before_change=lambda: saved.append([one.clone() for one in weights]),
     )
+    saved: list[list[torch.Tensor]] = []  # by a save that is under way, before the weights of the reference come
     passes: list[bool] = []
 
     def logprob_pass(*unused: Any, **options: Any) -> Any:
@@ -69,6 +70,7 @@ def test_the_swap_goes_through_page_locked_memory_and_waits_once(monkeypatch: py
         own = [one.clone() for one in weights]
         assert made.with_logprobs(policy, groups, from_dict({})) is groups
         assert all(bool((now == then).all()) for now, then in zip(weights, own, strict=True))
+        assert all(bool((kept == then).all()) for kept, then in zip(saved.pop(), own, strict=True)) and not saved
     assert passes == [True, True]
     assert len(OnGpu.copies) == 2 + 2 * 3 * 2 and len(waits) == 1 + 2 * 3  # of two weights: once, then out, in, back
     for host, at_once in OnGpu.copies:
