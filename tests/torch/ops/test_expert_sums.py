@@ -24,7 +24,7 @@ def weights(dtype: torch.dtype, scale: float = 1.0) -> list[tuple[torch.Tensor, 
 
 
 def held(layers: list[tuple[torch.Tensor, torch.Tensor]], experts: list[int]) -> list[expert_sums.Held]:
-    """What a worker says that has these experts, in this order."""
+    """Return the answer of a worker that has these experts, in this order."""
     found: list[expert_sums.Held] = []
     for number, (w13, w2) in enumerate(layers):
         sums = torch.cat([expert_sums.of_experts(w13), expert_sums.of_experts(w2)], 1)

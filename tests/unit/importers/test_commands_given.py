@@ -272,7 +272,7 @@ LEFT_OPEN = [
 
 @pytest.mark.parametrize("script", [*KNOWN, *LEFT_OPEN])
 def test_what_a_script_alone_decides_is_as_in_bash_or_told(script: str, tmp_path: Path) -> None:
-    """By printf -v, read with a here-string, an expression that is matched, and braces."""
+    """Values come from printf -v, read with a here-string, an expression that is matched, and braces."""
     read, told = given_to_swift(script, tmp_path, {})
     assert told and (read == told if script in KNOWN else not read or any(map(is_unset, read[0])))
 

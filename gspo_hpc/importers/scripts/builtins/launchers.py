@@ -27,9 +27,8 @@ _OF_SSH = "BbcDEeFIiJLlmOopQRSWw"  # letters of options with a value
 _OPENING = ("new", "new-session", "neww", "new-window", "splitw", "split-window")  # tmux starts a shell with these
 # Programs that may be given the word bash as an argument of their own.
 _PROGRAM = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|ssh|echo|xargs|swift|megatron|trl")
-_WRITING = frozenset(
-    "echo printf cat tee grep sed awk git find parallel :".split()
-)  # start nothing, or not these words
+# Commands that start nothing, whatever words they are given, or give a shell other words than these.
+_WRITING = frozenset("echo printf cat tee grep sed awk git find parallel :".split())
 _SIGNS = re.compile(r"^[A-Za-z_]\w*=|[;&|<>]|^(?:cd|export|source|\.|eval)$")  # that words are no plain command
 _INPUT_OF = re.compile(r"\s*(?:bash|sh|dash|zsh)(?:\s+[-\w.]+)*\s*")
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
