@@ -16,17 +16,21 @@ import torch
 from gspo_hpc.data.records import Floats
 
 NUMBERS = 4  # of an expert: the sum and the sum of squares of its gate and up projections, then of its down projection
+_AT_ONCE = 16 << 20  # weights
 Held = tuple[int, list[int], bytes]  # a layer's number, some of its experts, and their sums: float32 [experts, NUMBERS]
 
 
 def of_experts(stack: torch.Tensor) -> torch.Tensor:
     """Return the sum and the sum of squares [experts, 2] of each expert's weights in `stack` [experts, rows, columns].
 
-    They are computed in float32, and no copy of the weights is made.
+    They are computed in float32, of a few experts at a time: a card that an engine fills has no room for a copy of all.
     """
-    total = stack.sum((1, 2), dtype=torch.float32)
-    norm = torch.linalg.vector_norm(stack, 2, (1, 2), dtype=torch.float32)
-    return torch.stack((total, norm.square()), 1)
+    found = []
+    for some in stack.split(max(1, _AT_ONCE // max(1, stack[0].numel()))):
+        total = some.sum((1, 2), dtype=torch.float32)
+        norm = torch.linalg.vector_norm(some, 2, (1, 2), dtype=torch.float32)
+        found.append(torch.stack((total, norm.square()), 1))
+    return torch.cat(found)
 
 
 def to_text(sums: Floats) -> str:
