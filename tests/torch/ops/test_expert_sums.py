@@ -97,3 +97,10 @@ def test_experts_that_the_model_does_not_have_are_left_out() -> None:
     layers = weights(torch.float32)
     found = expert_sums.added([held(layers, list(range(EXPERTS)))], LAYERS, EXPERTS - 2)
     assert found.tobytes() == whole(layers)[:, : EXPERTS - 2].tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 16])
+def test_a_few_experts_at_a_time_give_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = whole(weights(torch.bfloat16))
+    monkeypatch.setattr(expert_sums, "_AT_ONCE", count * 96 * 64)
+    assert whole(weights(torch.bfloat16)).tobytes() == expected.tobytes()
