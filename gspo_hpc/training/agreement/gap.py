@@ -15,6 +15,7 @@ import numpy as np
 
 from gspo_hpc.config.derived import GapLimits
 from gspo_hpc.data.records import Floats
+from gspo_hpc.system.text import rounded
 
 _GROWTH = 4.0  # times the gap of the first sync that later ones may have, in 16 bits
 _OF_ROUNDING = 2.0  # times what noise of the size of rounding makes: one draw of it and one engine differ by chance
@@ -94,9 +95,10 @@ def excess(gap: Gap, allowed: GapLimits, first: Gap | None, rounding: Gap | None
     else:
         largest, mean, kind = gap.weighted_max, gap.weighted_mean, "|log-prob difference| weighted by probability"
     if not (largest <= allowed.max and mean <= allowed.mean):
-        return f"max {kind} {largest:.2e} (allowed {allowed.max:.3g}), mean {mean:.2e} (allowed {allowed.mean:.3g})"
+        bounds = rounded(allowed.max), rounded(allowed.mean)
+        return f"max {kind} {largest:.2e} (allowed {bounds[0]}), mean {mean:.2e} (allowed {bounds[1]})"
     if allowed.weighted and first is not None:
         most = max(_GROWTH * first.weighted_mean, HARMLESS * allowed.mean, always.weighted_mean)
         if mean > most:
-            return f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {most:.3g})"
+            return f"mean {kind} {mean:.2e}, and {first.weighted_mean:.2e} at the first sync (allowed {rounded(most)})"
     return None
