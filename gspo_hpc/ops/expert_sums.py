@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from gspo_hpc.data.records import Floats
 
 NUMBERS = 4  # of an expert: the sum and the sum of squares of its gate and up projections, then of its down projection
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _AT_ONCE = 16 << 20  # weights
 Held = tuple[int, list[int], bytes]  # a layer's number, some of its experts, and their sums: float32 [experts, NUMBERS]
 
@@ -31,6 +33,12 @@ def of_experts(stack: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(some, 2, (1, 2), dtype=torch.float32)
         found.append(torch.stack((total, norm.square()), 1))
     return torch.cat(found)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer in the name of a tensor or a module; None if it has none."""
+    found = _LAYER.search(name)
+    return None if found is None else int(found[1])
 
 
 def to_text(sums: Floats) -> str:

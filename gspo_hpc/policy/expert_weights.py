@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +12,6 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import expert_sums
 from gspo_hpc.policy import weight_stream
 from gspo_hpc.policy.model import PackedGPTModel
-
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @torch.no_grad()
@@ -29,10 +26,10 @@ def sums(chunks: Sequence[PackedGPTModel], arch: Architecture, dtype: torch.dtyp
     device = next(iter(chunks[0].parameters())).device
     found = torch.zeros(arch.num_layers, arch.experts.count, expert_sums.NUMBERS, device=device)
     for entry, weight in weight_stream.own_experts(chunks, arch):
-        layer = _LAYER.search(entry.hf[0])
+        layer = expert_sums.layer_of(entry.hf[0])
         assert layer is not None and entry.expert is not None, entry
         first = 0 if len(entry.hf) == 2 else 2  # gate and up projections, or down projection
-        place = found[int(layer[1]), entry.expert, first : first + 2]
+        place = found[layer, entry.expert, first : first + 2]
         place.copy_(expert_sums.of_experts(weight.to(dtype)[None])[0])
     dist.all_reduce(found, group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
     found = found.cpu()

@@ -21,11 +21,9 @@ def expert_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     return {
-        str(layer.layer_name): layer
-        for layer in model.modules()
-        if type(getattr(layer, "quant_method", None)).__name__ == "UnquantizedFusedMoEMethod"
-        and get_layerwise_info(layer).restore_metadata[0].keys() == {"w13_weight", "w2_weight"}
-        and isinstance(getattr(layer, "layer_name", None), str)
+        name: layer
+        for name, layer in layers_with_weights(model).items()
+        if get_layerwise_info(layer).restore_metadata[0].keys() == {"w13_weight", "w2_weight"}
     }
 
 

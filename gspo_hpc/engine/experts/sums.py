@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from gspo_hpc.engine.experts import compat
 from gspo_hpc.ops import expert_sums
-
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @torch.no_grad()
@@ -20,11 +16,11 @@ def held(model: torch.nn.Module) -> list[expert_sums.Held]:
     """
     found: list[expert_sums.Held] = []
     for name, layer in compat.layers_with_weights(model).items():
-        number = _LAYER.search(f".{name}")
+        number = expert_sums.layer_of(name)
         places = compat.expert_places(layer)
         if number is None or not places:
             continue
         sums = torch.cat([expert_sums.of_experts(compat.weights(layer, kind)) for kind in ("w13", "w2")], 1).cpu()
         mine = {expert: place for expert, place in enumerate(places) if place >= 0}
-        found.append((int(number[1]), list(mine), sums[list(mine.values())].numpy().tobytes()))
+        found.append((number, list(mine), sums[list(mine.values())].numpy().tobytes()))
     return found
