@@ -33,7 +33,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "batch.reference_micro_batch_tokens",
         "rollout.engines_per_node",
         "rollout.kv_cache_gb",
-        "rollout.oversampling_factor",  # prompts that are drawn beyond those that are used change nothing
+        "rollout.oversampling_factor",  # see refused_changes: only while prompts beyond those that are used do nothing
         "rollout.sleep_level",
         "rollout.probe_max_gap",  # what a gap between engine and trainer may be changes no update
         "rollout.probe_mean_gap",
@@ -75,10 +75,15 @@ def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Return the part of :func:`difference` that must not change between two attempts of one run.
 
     run.max_steps may change only while the learning rate stays constant: a decaying rate is stretched over max_steps,
-    and another length would mean other rates in the steps that are already done.
+    and another length would mean other rates in the steps that are already done. rollout.oversampling_factor may change
+    only while rollouts wait for all that they draw: what they draw is used up otherwise.
     """
-    decays = "constant" not in (old.optimizer.lr_decay_style, new.optimizer.lr_decay_style)
-    return [row for row in difference(old, new) if not may_change(row[0]) or (decays and row[0] == "run.max_steps")]
+    refused = set[str]()
+    if "constant" not in (old.optimizer.lr_decay_style, new.optimizer.lr_decay_style):
+        refused.add("run.max_steps")
+    if old.rollout.unfinished != "wait":
+        refused.add("rollout.oversampling_factor")
+    return [row for row in difference(old, new) if not may_change(row[0]) or row[0] in refused]
 
 
 def _flat(config: Config) -> dict[str, Any]:

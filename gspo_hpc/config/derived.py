@@ -55,15 +55,19 @@ def trained_rows(rows: int, data: Data) -> int:
     return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
 
 
+def older_weights_sample(config: Config) -> bool:
+    """Return True if weights sample that are gone once training begins: some tokens of it, or all."""
+    return config.rollout.max_staleness > 0 or config.rollout.unfinished == "continue"
+
+
 def passes_needed(config: Config) -> Passes:
     """Return the log-prob passes of a step.
 
     Old log-probs are needed only when the policy moves within a rollout, a reference only when the KL term has a
-    weight. Where generation is ahead of training, the weights that sampled are gone: the engine's log-probs are the old
-    ones. With algorithm.correction bypass they always are. The same pass finds the entropies by which tokens are chosen
-    with algorithm.top_entropy_quantile.
+    weight. Where the weights that sampled are gone, or with algorithm.correction bypass, the engine's log-probs are the
+    old ones. The same pass finds the entropies by which tokens are chosen with algorithm.top_entropy_quantile.
     """
-    moves = updates_per_rollout(config.batch) > 1 and config.rollout.max_staleness == 0
+    moves = updates_per_rollout(config.batch) > 1 and not older_weights_sample(config)
     moves = moves and config.algorithm.correction != "bypass"
     return Passes(moves or config.algorithm.top_entropy_quantile < 1, config.algorithm.kl_beta > 0)
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
+from gspo_hpc.data.carried import Carried
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.retired import Retired, Retirement
 from gspo_hpc.data.rows import Messages, Row, listed
@@ -123,26 +124,32 @@ def build_prompts(
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a prompt stream: `offset` places of `epoch` are behind it; `retired` prompts are not taken."""
+    """A position in a prompt stream: `offset` places of `epoch` are behind it; `retired` prompts are not taken.
+
+    The groups that are `carried` from rollouts before come in front of those whose prompts are taken there.
+    """
 
     epoch: int = 0
     offset: int = 0
     retired: Retired = NONE_RETIRED
+    carried: tuple[Carried, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the position as plain JSON."""
         raw: dict[str, Any] = {"epoch": self.epoch, "offset": self.offset}
-        return raw | {"retired": self.retired.to_dict()} if self.retired else raw
+        raw |= {"retired": self.retired.to_dict()} if self.retired else {}
+        return raw | {"carried": list(self.carried)} if self.carried else raw
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         """Return the position that :meth:`to_dict` wrote. Raises ValueError for anything else."""
         epoch, offset = raw.get("epoch"), raw.get("offset")
-        if {*raw} - {"retired"} != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
+        if {*raw} - {"retired", "carried"} != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
             raise ValueError(f"this is not a position in the prompts: {dict(raw)!r}")
         if epoch < 0 or offset < 0:
             raise ValueError(f"epoch and offset of a position must be 0 or more: {dict(raw)!r}")
-        return cls(epoch, offset, Retired.from_dict(raw["retired"]) if "retired" in raw else NONE_RETIRED)
+        retired = Retired.from_dict(raw["retired"]) if "retired" in raw else NONE_RETIRED
+        return cls(epoch, offset, retired, tuple(map(Carried.from_list, raw.get("carried", ()))))
 
 
 @dataclass(eq=False)

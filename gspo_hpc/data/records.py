@@ -22,6 +22,7 @@ Flags = npt.NDArray[np.uint8]
 Experts = npt.NDArray[np.unsignedinteger[Any]]  # 8 or 16 bit [tokens, layers, experts of a token]
 
 OUT_OF_TIME = "time"  # the finish_reason of a conversation that took longer than environment.max_seconds
+UNFINISHED = "unfinished"  # that of a completion which a later rollout goes on with
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Completion:
     tokens: Ints  # [response_len], with the end token if the model ended by itself
     logprobs: Floats  # [sampled_len], of the sampled tokens, as the engine computed them
     text: str
-    finish_reason: str  # "stop" or "length", or OUT_OF_TIME of a conversation
+    finish_reason: str  # "stop" or "length", OUT_OF_TIME of a conversation, or UNFINISHED
     seed: int
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted
@@ -60,6 +61,9 @@ class Completion:
     num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
     environment: Flags | None = None  # [response_len], 1 for tokens of the environment; None: all are the model's
     calls: dict[CallOutcome, int] = field(default_factory=dict)  # of tools, by what came of them
+    # With rollout.unfinished continue: the weights that sampled its tokens, one after the other, as (the number of
+    # steps that had made them, the number of tokens); else empty, since the weights of its rollout sampled them all.
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def sampled(self) -> npt.NDArray[np.intp]:
@@ -116,6 +120,7 @@ class Group:
                         "num_cached_tokens": c.num_cached_tokens,
                         "environment": None if c.environment is None else encode(c.environment),
                         "calls": c.calls,
+                        "pieces": c.pieces,
                     }
                     for c in self.completions
                 ],
@@ -151,6 +156,7 @@ class Group:
                     num_cached_tokens=int(c.get("num_cached_tokens", 0)),
                     environment=_flags(c.get("environment")),
                     calls=c.get("calls", {}),
+                    pieces=tuple((int(version), int(tokens)) for version, tokens in c.get("pieces", ())),
                 )
                 for c in raw["completions"]
             ),

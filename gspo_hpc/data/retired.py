@@ -96,8 +96,10 @@ def retirements(
 ) -> list[Retirement]:
     """Return the prompts that a rollout retires: those of its slots whose pass rate is `threshold` or more.
 
-    `prompts` are those that the rollout used up, by slot; groups that were sampled beyond them do not count.
+    `prompts` are those that the rollout used up, by slot; groups that were sampled beyond them do not count, nor do
+    those that it left unfinished.
     """
     if threshold is None:
         return []
-    return [Retirement(prompt, rollout, rates[slot]) for slot, prompt in enumerate(prompts) if rates[slot] >= threshold]
+    known = [(slot, prompt) for slot, prompt in enumerate(prompts) if slot in rates]
+    return [Retirement(prompt, rollout, rates[slot]) for slot, prompt in known if rates[slot] >= threshold]

@@ -14,16 +14,16 @@ import importlib.metadata
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
+from gspo_hpc.data.records import Completion, Floats, Group, Prompt
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.client import Client, EngineDied
-from gspo_hpc.engine.messages import Submission
+from gspo_hpc.engine.messages import Sampled, Submission
 from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
+from gspo_hpc.engine.requests import PendingGroup
 from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
 from gspo_hpc.engine.updates import AdapterUpdate, WeightUpdate
 from gspo_hpc.ops import expert_sums
@@ -41,18 +41,6 @@ def _has_plugin() -> bool:
     return any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins"))
 
 
-@dataclass
-class _Pending:
-    """A group of completions that is being sampled."""
-
-    prompt: Prompt
-    seeds: tuple[int, ...]
-    sampling: Sampling
-    done: dict[int, Completion] = field(default_factory=dict)  # by sample
-    prompt_experts: Experts | None = None
-    reports_experts: bool = True
-
-
 class Engine:
     """A vLLM engine that this process owns. Only one thread at a time may use it.
 
@@ -67,7 +55,7 @@ class Engine:
         self._shapes = transfer.checkpoint_shapes(Path(settings.model_path))
         config = json.loads((Path(settings.model_path) / "config.json").read_text())
         self._tied = bool(config.get("tie_word_embeddings", "lm_head.weight" not in self._shapes))
-        self._groups: dict[int, _Pending] = {}
+        self._groups: dict[int, PendingGroup] = {}
         self._unsent: list[int] = []
         self._requests: dict[str, tuple[int, int]] = {}  # request id -> slot, sample
         self._ids = itertools.count()
@@ -187,12 +175,22 @@ class Engine:
     # ---- generation
 
     def submit(
-        self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling, *, reports_experts: bool = True
+        self,
+        slot: int,
+        prompt: Prompt,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        reports_experts: bool = True,
+        begun: Sequence[Completion] = (),
+        may_stop: bool = False,
     ) -> None:
         """Ask for one completion of `prompt` per seed; :meth:`step` returns them as one group.
 
-        They have the experts of their tokens if the engine's settings and `reports_experts` say so. Raises ValueError
-        where the prompt and `max_tokens` exceed the engine's context length.
+        They have the experts of their tokens if the engine's settings and `reports_experts` say so. `begun` has a
+        completion for each seed, as :meth:`stop` returned it: those that are not finished go on behind their last
+        token. `may_stop`: it may be called. Raises ValueError where the prompt and `max_tokens` exceed the engine's
+        context length.
         """
         assert slot not in self._groups and len(seeds) > 0
         total = len(prompt.tokens) + sampling.max_tokens
@@ -201,13 +199,15 @@ class Engine:
                 f"prompt {prompt.index} has {len(prompt.tokens)} tokens: with {sampling.max_tokens} new ones that is "
                 f"{total}, and the engine takes at most {self.settings.max_model_len}"
             )
-        self._groups[slot] = _Pending(prompt, tuple(seeds), sampling, reports_experts=reports_experts)
+        known = dict(enumerate(begun))
+        experts = self.settings.report_experts and reports_experts
+        self._groups[slot] = PendingGroup(slot, prompt, tuple(seeds), sampling, known, experts, may_stop)
         self._unsent.append(slot)
 
     def resubmit(self) -> None:
-        """Sample all unfinished groups again, from their first token and with their seeds."""
+        """Sample all unfinished groups again with their seeds, from where they stood when they were submitted."""
         for pending in self._groups.values():
-            pending.done.clear()
+            pending.start_over()
         self._unsent = list(self._groups)
 
     def step(self) -> list[Group]:
@@ -219,34 +219,45 @@ class Engine:
         if not self._requests and not self._unsent:
             return []
         self._require_weights()
-        finished = []
-        for answer in self._call("step", self._submissions()):
+        changed = dict.fromkeys(self._unsent)  # perhaps nothing is left to be sampled of them
+        submissions = self._submissions()
+        for answer in self._call("step", submissions) if self._requests else ():
             if answer.request not in self._requests:
                 continue  # its group was aborted
             slot, sample = self._requests.pop(answer.request)
-            pending = self._groups[slot]
-            pending.done[sample] = answer.completion
-            if answer.prompt_experts is not None:
-                pending.prompt_experts = answer.prompt_experts
-            self.tokens_generated += len(answer.completion.tokens)
-            if len(pending.done) == len(pending.seeds):
-                del self._groups[slot]
-                completions = tuple(pending.done[i] for i in range(len(pending.seeds)))
-                finished.append(Group(slot, pending.prompt, completions, pending.prompt_experts))
-        return finished
+            self.tokens_generated += self._groups[slot].add(sample, answer)
+            changed[slot] = None
+        return [self._groups.pop(slot).group() for slot in changed if self._groups[slot].is_whole]
 
     def _submissions(self) -> list[Submission]:
         """Return what was submitted since the last step, and take note of its requests."""
         made = []
         for slot in self._unsent:
-            pending = self._groups[slot]
-            asked = [(f"{slot}-{sample}-{next(self._ids)}", seed) for sample, seed in enumerate(pending.seeds)]
-            self._requests.update({request: (slot, sample) for sample, (request, _) in enumerate(asked)})
-            tokens = pending.prompt.tokens.tolist()
-            reported = self.settings.report_experts and pending.reports_experts
-            made.append(Submission(tokens, pending.sampling, asked, reported, self._version))
+            submission, named = self._groups[slot].submission(self._ids, self._version)
+            self._requests.update({request: (slot, sample) for request, sample in named.items()})
+            if named:
+                made.append(submission)
         self._unsent.clear()
         return made
+
+    def stop(self) -> list[Group]:
+        """Drop all unfinished groups, and return them with what was sampled of them.
+
+        Their completions that are not finished have UNFINISHED as their reason to end. All groups were submitted with
+        `may_stop`. Where the engine is dead, what it sampled since they were submitted is lost.
+        """
+        sampled: dict[str, Sampled] = {}
+        if self._requests and not self._is_dead():
+            with contextlib.suppress(EngineDied):
+                sampled = self._call("stop", list(self._requests), seconds=10.0)
+        for request, one in sampled.items():
+            slot, sample = self._requests[request]
+            self.tokens_generated += self._groups[slot].note(sample, one)
+        stopped = [pending.group() for pending in self._groups.values()]
+        self._groups.clear()
+        self._unsent.clear()
+        self._requests.clear()
+        return stopped
 
     def abort(self) -> None:
         """Drop all unfinished groups. Where the engine is dead, the next call raises EngineDied, not this one."""

@@ -22,7 +22,7 @@ from gspo_hpc.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from gspo_hpc.data.records import Floats
-    from gspo_hpc.engine.messages import Answer, Submission
+    from gspo_hpc.engine.messages import Answer, Sampled, Submission
 
 
 class Host:
@@ -34,6 +34,7 @@ class Host:
     def __init__(self) -> None:
         self.broken = False  # an error left vLLM's core in an unknown state
         self._asked: dict[str, tuple[Submission, int]] = {}  # by request id, with its seed
+        self._sampled: dict[str, Sampled] = {}  # by request id
 
     def start(self, arguments: dict[str, Any]) -> None:
         """Make the ``vllm.LLM`` of these arguments: processes, weights, cache.
@@ -64,19 +65,30 @@ class Host:
         """Add these requests, run one step of the engine, and return the completions that it finished."""
         from gspo_hpc.engine import compat, requests
         from gspo_hpc.engine.adapters import loader
+        from gspo_hpc.engine.messages import Sampled
+        from gspo_hpc.engine.outputs import add_sampled
 
         engine = self._llm.llm_engine
         try:
             for submission in submissions:
                 prompt, named = compat.token_prompt(submission.tokens), loader.request(submission.version)
+                in_steps = submission.may_stop
                 for request, seed in submission.requests:
-                    wanted = requests.completion(submission.sampling, seed)
-                    engine.add_request(request, prompt, wanted, lora_request=named)
-                    self._asked[request] = (submission, seed)
+                    begun = submission.begun.get(request)
+                    sampled = Sampled() if begun is None else begun
+                    wanted = requests.completion(
+                        submission.sampling, seed, begun=len(sampled.tokens), in_steps=in_steps
+                    )
+                    whole = prompt if begun is None else compat.token_prompt([*submission.tokens, *begun.tokens])
+                    engine.add_request(request, whole, wanted, lora_request=named)
+                    self._asked[request], self._sampled[request] = (submission, seed), sampled
         except Exception:
             self.broken = True  # the owner would wait for the requests that were not added
             raise
-        return [self._answer(output) for output in self._advance() if output.request_id in self._asked]
+        outputs = [output for output in self._advance() if output.request_id in self._asked]
+        for output in outputs:
+            add_sampled(self._sampled[output.request_id], output.outputs[0])
+        return [self._answer(output) for output in outputs if output.finished]
 
     def _advance(self) -> list[Any]:
         try:
@@ -90,7 +102,8 @@ class Host:
         from gspo_hpc.engine.outputs import as_completion, reported_experts
 
         submission, seed = self._asked.pop(output.request_id)
-        completion = as_completion(self._tokenizer, output.outputs[0], seed, output.num_cached_tokens or 0)
+        sampled, reason = self._sampled.pop(output.request_id), str(output.outputs[0].finish_reason)
+        completion = as_completion(self._tokenizer, sampled, reason, seed, output.num_cached_tokens or 0)
         if not submission.experts:
             return Answer(output.request_id, completion)
         of_prompt, of_completion = reported_experts(output.outputs[0], len(submission.tokens))
@@ -99,9 +112,17 @@ class Host:
 
     def abort(self, requests: Sequence[str]) -> None:
         """Drop these requests."""
-        for request in requests:
-            self._asked.pop(request, None)
+        self.stop(requests)
+
+    def stop(self, requests: Sequence[str]) -> dict[str, Sampled]:
+        """Drop these requests, and return by id what was sampled of those whose submission says that it may be asked.
+
+        Of others nothing is known before they are finished.
+        """
+        asked = {request: self._asked.pop(request, None) for request in requests}
+        sampled = {request: self._sampled.pop(request, None) for request in requests}
         self._llm.llm_engine.abort_request(list(requests))
+        return {name: one for name, one in sampled.items() if one is not None and asked[name] is not None}
 
     def prompt_logprobs(
         self, names: Sequence[str], sequences: Sequence[Sequence[int]], version: int | None

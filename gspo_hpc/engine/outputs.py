@@ -11,21 +11,29 @@ from typing import Any
 import numpy as np
 
 from gspo_hpc.data.records import Completion, Experts
+from gspo_hpc.engine.messages import Sampled
 from gspo_hpc.system.text import shortened
 
 
-def as_completion(tokenizer: Any, output: Any, seed: int, num_cached_tokens: int) -> Completion:
-    """Return vLLM's CompletionOutput as a Completion, with the log-prob of every sampled token.
+def add_sampled(sampled: Sampled, output: Any) -> None:
+    """Add the tokens of vLLM's CompletionOutput to what a completion has, with the log-prob of each."""
+    tokens = list(output.token_ids)
+    sampled.tokens += tokens
+    sampled.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs or (), strict=True)]
+
+
+def as_completion(
+    tokenizer: Any, sampled: Sampled, finish_reason: str, seed: int, num_cached_tokens: int
+) -> Completion:
+    """Return what was sampled as a Completion.
 
     `num_cached_tokens`: how many tokens of its prompt came from the prefix cache.
     """
-    tokens = list(output.token_ids)
-    logprobs = [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
     return Completion(
-        tokens=np.asarray(tokens, dtype=np.int32),
-        logprobs=np.asarray(logprobs, dtype=np.float32),
-        text=tokenizer.decode(tokens, skip_special_tokens=True),
-        finish_reason=str(output.finish_reason),
+        tokens=np.asarray(sampled.tokens, dtype=np.int32),
+        logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
+        text=tokenizer.decode(sampled.tokens, skip_special_tokens=True),
+        finish_reason=finish_reason,
         seed=seed,
         num_cached_tokens=num_cached_tokens,
     )

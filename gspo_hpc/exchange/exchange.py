@@ -82,9 +82,32 @@ class Exchange:
         named = json.loads(self.transport.tree_all_reduce(listed, lambda parts: parts[0]))
         found = {number: read(named[number]) for number in range(rank, len(named), ranks)}
         mine = {str(slot): number for number in sorted(found, reverse=True) for slot in found[number]}
-        first = json.loads(self.transport.tree_all_reduce(json.dumps(mine).encode(), _join_first))
+        first = json.loads(self.transport.tree_all_reduce(json.dumps(mine).encode(), _join_least))
         own = {slot: group for number in found for slot, group in found[number].items() if first[str(slot)] == number}
         return own, {int(slot) for slot in first}
+
+    def index_files(
+        self,
+        listed: Callable[[], Mapping[str, int]],
+        written: Mapping[str, int],
+        read: Callable[[str, int], Mapping[int, tuple[int, int]]],
+    ) -> dict[int, tuple[str, int, int]]:
+        """Return by slot the file, offset and bytes of lines in files of all ranks: one rank reads each file.
+
+        Rank 0 alone lists files, with their least sizes; `written` has those of each rank that may not be listed yet.
+        Where a slot is in several, the first file by its name counts.
+        """
+        rank, ranks = self.transport.rank, self.transport.world_size
+        known = {**({} if rank else listed()), **written}
+        named: dict[str, int] = json.loads(self.transport.tree_all_reduce(json.dumps(known).encode(), _join_largest))
+        names = sorted(named)
+        mine: dict[str, list[tuple[str, int, int]]] = {}
+        for name in names[rank::ranks]:
+            for slot, (offset, length) in read(name, named[name]).items():
+                mine.setdefault(str(slot), []).append((name, offset, length))
+        own = {slot: min(lines) for slot, lines in mine.items()}
+        found = json.loads(self.transport.tree_all_reduce(json.dumps(own).encode(), _join_least))
+        return {int(slot): (name, offset, length) for slot, (name, offset, length) in found.items()}
 
     def fetch(
         self, groups: ShardedGroups, assignment: BatchesByRank, *, training: bool, experts: bool
@@ -191,11 +214,20 @@ def _join_tables(parts: Sequence[bytes]) -> bytes:
     return concatenate([GroupTable.from_bytes(part) for part in parts]).to_bytes()
 
 
-def _join_first(parts: Sequence[bytes]) -> bytes:
-    """Return the least number of every key."""
-    joint: dict[str, int] = {}
+def _join_least(parts: Sequence[bytes]) -> bytes:
+    """Return the least value of every key."""
+    return _joined(parts, min)
+
+
+def _join_largest(parts: Sequence[bytes]) -> bytes:
+    """Return the largest value of every key."""
+    return _joined(parts, max)
+
+
+def _joined(parts: Sequence[bytes], choose: Callable[[Any, Any], Any]) -> bytes:
+    joint: dict[str, Any] = {}
     for part in map(json.loads, parts):
-        joint |= {key: min(number, joint.get(key, number)) for key, number in part.items()}
+        joint |= {key: choose(value, joint.get(key, value)) for key, value in part.items()}
     return json.dumps(joint).encode()
 
 

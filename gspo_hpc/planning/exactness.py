@@ -72,6 +72,11 @@ def assess(config: Config) -> Exactness:
 def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
     """Yield why a completion may depend on what else is in the batch, and the setting that changes it."""
     rollout = config.rollout
+    if rollout.unfinished != "wait":
+        yield (
+            f"with rollout.unfinished {rollout.unfinished} the clock decides which groups a rollout trains on",
+            "rollout.unfinished=wait",
+        )
     if config.cluster.platform == "cpu":
         if engine_dtype(config) != "float32":
             yield "engines in 16 bits round differently with what else is in the batch", "rollout.dtype=float32"

@@ -128,12 +128,18 @@ def _inert_recomputation(plan: PlanBuilder) -> Iterator[str]:
 
 
 def _inert_sampling(plan: PlanBuilder) -> Iterator[str]:
-    """Yield the settings of dynamic sampling that are given without it."""
+    """Yield the settings of dynamic sampling, and of rollouts that end early, that are given without these."""
     rollout = plan.config.rollout
-    if not rollout.dynamic_sampling:
-        for name in ("max_num_gen_batches", "dynamic_sampling_metric", "oversampling_factor"):
-            if (value := getattr(rollout, name)) != type(rollout).model_fields[name].default:
-                yield f"rollout.{name} ({value}) changes nothing without rollout.dynamic_sampling"
+    waits = rollout.unfinished == "wait"
+    needed = {
+        "max_num_gen_batches": "" if rollout.dynamic_sampling else "rollout.dynamic_sampling",
+        "dynamic_sampling_metric": "" if rollout.dynamic_sampling else "rollout.dynamic_sampling",
+        "oversampling_factor": "rollout.dynamic_sampling" if waits and not rollout.dynamic_sampling else "",
+        "max_continuations": "" if rollout.unfinished == "continue" else "rollout.unfinished=continue",
+    }
+    for name, lacks in needed.items():
+        if lacks and (value := getattr(rollout, name)) != type(rollout).model_fields[name].default:
+            yield f"rollout.{name} ({value}) changes nothing without {lacks}"
 
 
 def _dynamic_sampling(plan: PlanBuilder) -> Iterator[str]:

@@ -6,10 +6,12 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch.distributed as dist
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.carried import Enough, Place
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.prompts import SharedPrompts
@@ -20,10 +22,17 @@ from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime
+from gspo_hpc.runs import journal
 from gspo_hpc.runs.journal import Journal
+from gspo_hpc.system.files import wait_until_visible
 from gspo_hpc.system.progress import mark
 
 ProgressCallback = Callable[[int, int], None]  # completions newly finished, tokens sampled so far
+
+
+def always(group: Group) -> bool:
+    """Return True."""
+    return True
 
 
 def ignore_progress(completions: int, tokens: int) -> None:
@@ -39,6 +48,9 @@ class Request:
     samples: int  # completions of each prompt
     sampling: Sampling
     rollout: int  # its number, on which every seed depends; below 0: nothing of it is trained on
+    enough: Enough | None = None  # the call ends with these, and not with all
+    weights_version: int = 0  # the number of steps that had made the weights which sample
+    begun: Mapping[int, Place] = field(default_factory=dict)  # by slot, where groups are that others began
 
     def seeds(self, run_seed: int, slot: int, prompt: Prompt) -> list[int]:
         """Return the seed of each completion of a slot, which has this prompt."""
@@ -54,10 +66,15 @@ def sample_seed(run_seed: int, rollout: int, slot: int, prompt: int, sample: int
 class CallCounters:
     """The counters and notices that ranks share in one call of generation of `groups` groups."""
 
-    def __init__(self, store: dist.Store, notices: Notices, call: int, groups: int) -> None:
-        """Take the number of the call; what this rank has read of the calls before it is forgotten."""
+    def __init__(
+        self, store: dist.Store, notices: Notices, call: int, groups: int, enough: Enough | None = None
+    ) -> None:
+        """Take the number of the call; what this rank has read of the calls before it is forgotten.
+
+        `enough`: the groups with which the call ends, if not with all of them.
+        """
         self.notices = notices
-        self._store, self._name, self._groups = store, f"generate/{call}", groups
+        self._store, self._name, self._groups, self._enough = store, f"generate/{call}", groups, enough
         notices.forget(*(f"generate/{call - 1}/{what}" for what in ("done", "left", "stop")))
 
     def take(self, count: int) -> range:
@@ -65,13 +82,23 @@ class CallCounters:
         end = self._store.add(f"{self._name}/next", count)
         return range(end - count, end)
 
-    def add_finished(self) -> None:
-        """Count one more finished group; with the last one, all ranks are told."""
-        if self._store.add(f"{self._name}/done", 1) == self._groups:
+    def add_finished(self, slot: int, *, counts: bool = True) -> None:
+        """Count one more finished group; with the last one that the call needs, all ranks are told.
+
+        `counts`: it is one of those with which the call ends.
+        """
+        last = self._store.add(f"{self._name}/done", 1) == self._groups
+        if self._enough is not None:
+            # Of two ranks that count at once the later one sees both.
+            required = self._store.add(f"{self._name}/required", int(slot in self._enough.required))
+            groups = self._store.add(f"{self._name}/counted", int(counts))
+            required = self._store.add(f"{self._name}/required", 0)
+            last = last or (groups >= self._enough.groups and required == len(self._enough.required))
+        if last and not self.over():
             self.notices.post(f"{self._name}/done")
 
-    def all_finished(self) -> bool:
-        """Return True once this rank knows that all groups of all ranks are finished."""
+    def over(self) -> bool:
+        """Return True once this rank knows that all groups of all ranks are finished, or enough of them."""
         return self.notices.has(f"{self._name}/done")
 
     def leave(self) -> None:
@@ -109,11 +136,14 @@ class Generation:
     progress: ProgressCallback
     shared: SharedPrompts | None = None  # where other ranks have engines too; else the request has all prompts
     conversations: Conversations | None = None  # between the engine and this, where there is an environment
+    has_signal: Callable[[Group], bool] = always  # of a graded group: whether there is anything to learn from it
+    rollouts: Path | None = None  # the folder of journals, in which groups are that others began
     time: EngineTime = field(default_factory=EngineTime)
     seconds_waiting_for_rewards: float = 0.0
     _finished: dict[int, Group] = field(default_factory=dict)
     _grading: dict[int, tuple[Group, dict[int, RewardResult]]] = field(default_factory=dict)
     _exhausted: bool = False  # no prompt is left to take
+    unfinished: dict[int, Group] = field(default_factory=dict)  # what the call ended without, by slot
 
     def __post_init__(self) -> None:
         self._slots = self.request.slots
@@ -121,7 +151,10 @@ class Generation:
         self._tokens_before = self.engine.tokens_generated
 
     def run(self) -> dict[int, Group]:
-        """Return the groups that this rank generated and graded, by slot, once those of all ranks are finished."""
+        """Return the groups that this rank generated and graded, by slot, once those of all ranks are finished.
+
+        Where the call ends with enough of them, `unfinished` has what was sampled of the others afterwards.
+        """
         notices = self.counters.notices
         while True:
             mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
@@ -129,13 +162,16 @@ class Generation:
             if self._stops():
                 self._sampler.abort()
                 break
+            if self.request.enough is not None and self.counters.over():
+                self._leave_unfinished()
+                break
             self._submit_prompts()
             if self._sampler.pending:
                 self._step_engine()
             if not self._collect_rewards():
                 continue
             if not self._sampler.pending and not self._grading:
-                if self._exhausted and self.counters.all_finished():
+                if self._exhausted and self.counters.over():
                     break
                 if self._exhausted:  # others still generate
                     self.recovery.join_syncs()
@@ -167,7 +203,18 @@ class Generation:
             seeds = self.request.seeds(self.config.run.seed, slot, prompt)
             # A kilobyte of a token, which only training reads.
             trained = self.request.rollout >= 0
-            self._sampler.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
+            if self.conversations is not None:
+                self.conversations.submit(slot, prompt, seeds, self.request.sampling)
+                continue
+            self.engine.submit(
+                slot,
+                prompt,
+                seeds,
+                self.request.sampling,
+                reports_experts=trained,
+                begun=self._begun(slot, prompt),
+                may_stop=self._goes_on,
+            )
 
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.
@@ -216,15 +263,60 @@ class Generation:
                 self._finish(with_rewards(group, graded, self.config.reward.on_failure))
         return True
 
+    @property
+    def _goes_on(self) -> bool:
+        """True if a later rollout goes on with what this one leaves unfinished."""
+        return self.request.enough is not None and self.config.rollout.unfinished == "continue"
+
+    def _begun(self, slot: int, prompt: Prompt) -> Sequence[Completion]:
+        """Return what earlier rollouts have sampled of a group; nothing if nothing was, or if that is damaged."""
+        place = self.request.begun.get(slot)
+        if place is None:
+            return ()
+        assert self.rollouts is not None
+        path = self.rollouts / f"{place.rollout:06d}" / place.file
+        wait_until_visible(path, place.offset + place.length)
+        group = journal.read_place(path, place.fingerprint, place.offset, place.length)
+        if group is None or group.prompt.index != prompt.index:
+            print(f"{path}: the group of prompt {prompt.index} is damaged; it is sampled anew", flush=True)
+            return ()
+        return group.completions
+
+    def _leave_unfinished(self) -> None:
+        """End the call without the groups that are not finished."""
+        if not self._goes_on:
+            self._sampler.abort()
+        else:
+            version = self.request.weights_version
+            # Those that are sampled but not graded are graded when the next rollout takes them.
+            left = [*self.engine.stop(), *(group for group, _ in self._grading.values())]
+            self.unfinished = {group.slot: with_piece(group, version) for group in left}
+        if self.pool is not None:
+            self.pool.drop()
+        self._grading.clear()
+
     def _finish(self, group: Group) -> None:
+        if self._goes_on:
+            group = with_piece(group, self.request.weights_version)
         self._finished[group.slot] = group
         if self.journal is not None:
             self.journal.append([group])
-        self.counters.add_finished()
+        enough = self.request.enough
+        self.counters.add_finished(group.slot, counts=enough is None or not enough.signal or self.has_signal(group))
         self.progress(len(group.completions), self._tokens())
 
     def _tokens(self) -> int:
         return self.engine.tokens_generated - self._tokens_before
+
+
+def with_piece(group: Group, weights_version: int) -> Group:
+    """Return the group, in whose completions the tokens that have no weights yet were sampled by these."""
+
+    def told(completion: Completion) -> Completion:
+        more = len(completion.tokens) - sum(count for _, count in completion.pieces)
+        return replace(completion, pieces=(*completion.pieces, (weights_version, more))) if more else completion
+
+    return group.with_completions(tuple(map(told, group.completions)))
 
 
 def as_graded(group: Group) -> list[Sampled]:

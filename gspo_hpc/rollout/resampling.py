@@ -5,6 +5,9 @@ trains on the first groups with signal, as many as it is to have. The last of th
 with the prompt after it, whatever was drawn beyond. So what is trained on, and which prompts are used up, follow from
 the order of the data and the rewards alone, and neither from the clock nor from how many prompts are drawn at once.
 
+Where a rollout does not wait for all that it draws (rollout.unfinished), it ends with the first groups that it has
+enough of, and which these are is the clock's choice. The journal has it, so a run that is killed makes it once.
+
 Prompts are drawn in rounds, and how many a round has follows from the rewards before it. All groups of a round are in
 the journal before the next one begins, so a rollout that is killed in any round goes on with it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from gspo_hpc.config.schema import Rollout
@@ -32,18 +35,27 @@ class DrawLimits:
     wanted: int
     most: int  # prompts of all rounds
     first: int  # prompts of the first round
+    waits: bool = True  # for all that is drawn; else a rollout ends when it has enough
 
     def __post_init__(self) -> None:
         assert 1 <= self.wanted <= self.first <= self.most, self
 
     @classmethod
     def of(cls, rollout: Rollout, wanted: int) -> DrawLimits:
-        """Return the limits of rollouts of `wanted` groups; without dynamic sampling they draw these alone."""
-        if not rollout.dynamic_sampling:
+        """Return the limits of rollouts of `wanted` groups.
+
+        Without dynamic sampling they draw these alone, or where a rollout does not wait for all what it draws at first.
+        """
+        waits = rollout.unfinished == "wait"
+        if not rollout.dynamic_sampling and waits:
             return cls(wanted, wanted, wanted)
-        most = wanted * rollout.max_num_gen_batches
         first = math.ceil(wanted * Fraction(str(rollout.oversampling_factor)))  # 1.1 is 11/10
-        return cls(wanted, most, min(first, most))
+        most = wanted * rollout.max_num_gen_batches if rollout.dynamic_sampling else first
+        return cls(wanted, most, min(first, most), waits)
+
+    def with_carried(self, groups: int) -> DrawLimits:
+        """Return the limits of a rollout that so many groups are carried into."""
+        return replace(self, first=max(self.first, groups), most=max(self.most, groups))
 
     def window(self, prompts: int) -> int:
         """Return the window of the order of so many prompts, see :class:`gspo_hpc.data.prompts.PromptStream`.
@@ -65,20 +77,23 @@ class Draws:
     filled: int = 0  # chosen groups without signal, which stand in for those that were not found
 
 
-def draws(signal: Mapping[int, bool], limits: DrawLimits) -> Draws:
+def draws(signal: Mapping[int, bool], limits: DrawLimits, required: frozenset[int] = frozenset()) -> Draws:
     """Return where a rollout stands, of whose finished groups `signal` says whether they have one, by slot.
 
-    Where `limits.most` prompts do not have enough groups with signal, the first of the others are chosen as well.
+    Where `limits.most` prompts do not have enough groups with signal, the first of the others are chosen as well. A
+    rollout that does not wait for all that it draws is complete once it has enough, and the `required` slots are
+    finished; all that it drew is used up then.
     """
     drawn, rounds = limits.first, 1
     while True:
-        if todo := tuple(slot for slot in range(drawn) if slot not in signal):
-            return Draws(drawn, rounds, todo)
-        found = [slot for slot in range(drawn) if signal[slot]]
+        todo = tuple(slot for slot in range(drawn) if slot not in signal)
+        found = [slot for slot in range(drawn) if signal.get(slot)]
         missing = limits.wanted - len(found)
+        if todo and (limits.waits or missing > 0 or not required <= signal.keys()):
+            return Draws(drawn, rounds, todo)
         if missing <= 0:
             chosen = found[: limits.wanted]
-            return Draws(drawn, rounds, (), tuple(chosen), chosen[-1] + 1)
+            return Draws(drawn, rounds, (), tuple(chosen), chosen[-1] + 1 if limits.waits else drawn)
         if drawn == limits.most:
             others = [slot for slot in range(drawn) if not signal[slot]][:missing]
             return Draws(drawn, rounds, (), tuple(sorted(found + others)), drawn, len(others))

@@ -11,7 +11,8 @@ sync be requested any more, and all have read the same notices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -25,7 +26,14 @@ from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.conversations import Conversations
-from gspo_hpc.rollout.generation import CallCounters, Generation, ProgressCallback, Request, ignore_progress
+from gspo_hpc.rollout.generation import (
+    CallCounters,
+    Generation,
+    ProgressCallback,
+    Request,
+    always,
+    ignore_progress,
+)
 from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
@@ -44,6 +52,7 @@ class Generated:
     own: dict[int, Group]  # by slot: what this rank's engine generated
     engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
     seconds_waiting_for_rewards: float  # of this rank
+    unfinished: dict[int, Group] = field(default_factory=dict)  # by slot: what this rank's engine left unfinished
 
 
 @dataclass
@@ -66,6 +75,8 @@ class RolloutWorker:
     replies: Replies | None = None  # with it
     toolbox: Toolbox | None = None  # what the model may call; None: nothing
     prompts_come_from_outside: bool = False  # the trainer has put them into the store before it asked for a call
+    has_signal: Callable[[Group], bool] = always  # see Generation
+    rollouts: Path | None = None  # the folder of journals
     _calls: int = 0
 
     def generate(
@@ -77,15 +88,15 @@ class RolloutWorker:
         was requested, EngineLost if an engine cannot be restarted any more.
         """
         self._calls += 1
-        counters = CallCounters(self.store, self.notices, self._calls, len(request.slots))
-        mine: dict[int, Group] = {}
+        counters = CallCounters(self.store, self.notices, self._calls, len(request.slots), request.enough)
+        mine, unfinished = dict[int, Group](), dict[int, Group]()
         engine_time, waited = EngineTime(), 0.0
         if request.slots:
             try:
                 shared = self._share_prompts(request)
                 if self.engine is not None:
                     generation = self._generation(request, shared, counters, journal, progress)
-                    mine = generation.run()
+                    mine, unfinished = generation.run(), generation.unfinished
                     engine_time, waited = generation.time, generation.seconds_waiting_for_rewards
                 else:
                     self._wait(counters)
@@ -99,7 +110,7 @@ class RolloutWorker:
         extremes = largest(engine_extremes(engine_time if self.engine is not None else None), self.ranks.device)
         if stopped:
             raise Interrupted
-        return Generated(mine, engine_metrics(extremes), waited)
+        return Generated(mine, engine_metrics(extremes), waited, unfinished)
 
     def close(self) -> None:
         """Close the reward pool and the engine."""
@@ -163,6 +174,8 @@ class RolloutWorker:
             progress=progress,
             shared=shared,
             conversations=conversations,
+            has_signal=self.has_signal,
+            rollouts=self.rollouts,
         )
 
     def _wait(self, counters: CallCounters) -> None:
@@ -170,7 +183,7 @@ class RolloutWorker:
         while True:
             mark("generate")
             seen = self.notices.look()
-            if counters.all_finished():
+            if counters.over():
                 return
             if self.stop_requested():
                 counters.stop()

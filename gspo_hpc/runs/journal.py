@@ -6,6 +6,9 @@ other one a Group. The CRC starts from the policy's fingerprint, so that no line
 only ever appended to: a kill tears at most the last line, and a line whose CRC is wrong is ignored. Its group is
 sampled again, with the same seeds.
 
+Where a rollout ends before all of its groups are finished (rollout.unfinished: continue), files of the same form have
+what was sampled of the others, and finished groups that were not used. A later rollout finds each at its place.
+
 Where the model talks with an environment, a second file of the writer has every turn of its conversations, in the same
 form: those of groups that are not finished go on behind their last turn, and no environment is asked again.
 """
@@ -27,6 +30,10 @@ from gspo_hpc.system.files import cut_torn_tail, make_private_dir, open_private,
 
 _VERSION = 1
 
+# Groups that are finished; turns of conversations; what a rollout left unfinished; finished groups that it did not use.
+Kind = Literal["journal", "turns", "unfinished", "spare"]
+CARRIED: tuple[Kind, ...] = ("spare", "unfinished")  # those that a later rollout takes its groups from
+
 
 class Journal:
     """One writer's file of one rollout. An existing file is continued if it is of the same policy, else replaced."""
@@ -38,11 +45,11 @@ class Journal:
         *,
         fingerprint: str,
         rollout: int,
-        kind: Literal["journal", "turns"] = "journal",
+        kind: Kind = "journal",
     ) -> None:
         """Open the file of rank `writer` in `folder` (rollouts/NNNNNN); `fingerprint` is that of the weights.
 
-        `kind`: whether it has groups, or turns of their conversations.
+        `kind`: see :data:`Kind`.
         """
         make_private_dir(folder)
         self.path = folder / f"rank-{writer:04d}.{kind}"
@@ -83,7 +90,7 @@ class Journal:
         return read_turns(self._folder, self._fingerprint, slots)
 
     def close(self) -> None:
-        """Close the file. Calling it again does nothing."""
+        """Close the file and that of turns. Calling it again does nothing."""
         if self._turns is not None:
             self._turns.close()
         if self._fd >= 0:
@@ -136,6 +143,35 @@ def _payloads(path: Path, fingerprint: str) -> Iterator[str]:
             payload = _payload(line, _seed(fingerprint))
             if payload is not None:
                 yield payload
+
+
+def places(path: Path, fingerprint: str) -> dict[int, tuple[int, int]]:
+    """Return by slot where the groups of a file are: offset and bytes. The first counts, as of groups.
+
+    Files of another policy and damaged lines have none.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        header = file.readline()
+        if not header.endswith(b"\n") or not _is_of(header[:-1], fingerprint):
+            return found
+        offset = len(header)
+        for line in file:
+            payload = _payload(line[:-1], _seed(fingerprint)) if line.endswith(b"\n") else None
+            if payload is not None:
+                found.setdefault(Group.from_json(payload).slot, (offset, len(line)))
+            offset += len(line)
+    return found
+
+
+def read_place(path: Path, fingerprint: str, offset: int, length: int) -> Group | None:
+    """Return the group at a place of :func:`places`; None if it is damaged or not there."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(offset)
+        line = file.read(length)
+        payload = _payload(line[:-1], _seed(fingerprint)) if line.endswith(b"\n") else None
+        return None if payload is None else Group.from_json(payload)
+    return None
 
 
 def read_turns(

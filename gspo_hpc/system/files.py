@@ -15,6 +15,7 @@ import numbers
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from gspo_hpc.system.progress import mark
 DISK_FULL = "the disk is full or over its quota"
 Entry = dict[str, Any]  # a file in a manifest: {"size": bytes, "sha256": hexadecimal digits}
 
+_VISIBLE = 120.0  # seconds within which a file that another node wrote must be here
+_POLL_SECONDS = 0.05
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -201,3 +204,22 @@ def remove_tree(path: Path) -> None:
             os.unlink(os.path.join(folder, name))
             mark()
     shutil.rmtree(path)
+
+
+def wait_until_visible(path: Path, size: int) -> None:
+    """Wait until this node sees at least `size` bytes of a file that another one wrote.
+
+    Raises TimeoutError if it does not within two minutes.
+    """
+    deadline = time.monotonic() + _VISIBLE
+    while not _has_size(path, size):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path}, which another node wrote, is not seen here after {_VISIBLE:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        os.listdir(path.parent)  # NFS caches that a file did not exist
+        return path.stat().st_size >= size
+    return False

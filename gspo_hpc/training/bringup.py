@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gspo_hpc.algorithms import objective
 from gspo_hpc.config import derived
 from gspo_hpc.config.derived import adapters_beside_weights, role_of
 from gspo_hpc.config.schema import Config, Parallel
@@ -40,6 +41,7 @@ from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 from gspo_hpc.training.probe import probe_sequences
+from gspo_hpc.training.sampling.judged import signal_of
 
 # Hidden size from which an engine on a CPU has more than one thread. Operations of a smaller model take microseconds,
 # of which a second thread saves little on idle cores; where anything else wants a core, every operation waits for it.
@@ -168,11 +170,13 @@ def start_rollout_worker(
     sync_weights: Callable[[Engine | None], EngineDied | None],
     stop_requested: Callable[[], bool] = never,
     note: Callable[[str], None] = lambda text: None,
+    rollouts: Path | None = None,
 ) -> RolloutWorker:
     """Start this rank's engine and reward pool, if it is to have one, and return its part in generation. Collective.
 
     `experts`: the model is a mixture of experts. `make_room`: the trainer leaves the GPUs' memory on all ranks, because
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
+    `rollouts`: the folder of journals, where a rollout may go on with groups of the one before.
     """
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
@@ -218,6 +222,8 @@ def start_rollout_worker(
             sleep_level=config.rollout.sleep_level,
         ),
         stop_requested=stop_requested,
+        has_signal=signal_of(config, objective.resolve(config.algorithm)),
+        rollouts=rollouts,
     )
 
 

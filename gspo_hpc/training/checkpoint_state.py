@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
+from gspo_hpc.data.carried import Carried
 from gspo_hpc.data.prompts import NONE_RETIRED
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.retired import Retired
@@ -23,7 +24,7 @@ from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
 BASELINE, AHEAD, WEIGHTS, TEACHER = "baseline.json", "ahead.json", "adaptive_weights.json", "teacher.json"
-RETIRED = "retired.json"
+RETIRED, CARRIED = "retired.json", "carried.json"
 
 T = TypeVar("T")
 
@@ -49,6 +50,7 @@ class CheckpointState:
     weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
     teacher: str | None = None  # the fingerprint of the teacher's weights, which are not saved
     retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
+    carried: tuple[Carried, ...] = ()  # groups that the next rollout goes on with
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -63,6 +65,8 @@ class CheckpointState:
             write_atomically(staging / TEACHER, json.dumps({"fingerprint": self.teacher}))
         if self.retired:
             write_atomically(staging / RETIRED, json.dumps(self.retired.to_dict()))
+        if self.carried:
+            write_atomically(staging / CARRIED, json.dumps(self.carried))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -104,16 +108,23 @@ class CheckpointState:
         teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
         path = checkpoint / RETIRED
         retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
+        carried = read_carried(checkpoint)
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _groups(checkpoint / name),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired)
+        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired, carried)
 
 
 def read_cursor(checkpoint: Path) -> Cursor:
     """Return the position that a committed checkpoint holds; ValueError, with the file's name, for other content."""
     return _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
+
+
+def read_carried(checkpoint: Path) -> tuple[Carried, ...]:
+    """Return the groups that the next rollout goes on with; ValueError, with the file's name, for other content."""
+    path = checkpoint / CARRIED
+    return _parsed(path, lambda text: tuple(map(Carried.from_list, json.loads(text)))) if path.exists() else ()
 
 
 def read_layout(checkpoint: Path) -> dict[str, int]:

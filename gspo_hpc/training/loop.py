@@ -49,7 +49,7 @@ def train(session: Session, progress: Progress) -> str:
                         progress.objective(recipe.objective),
                         recipe.config,
                         recorded=recorded,
-                        sampled_by_this=progress.cursor.step == progress.weights_version,
+                        sampled_by_this=recipe.samples_at_once and progress.cursor.step == progress.weights_version,
                         monitor=clock.monitor,
                     )
             if result is not None and not result.skipped:

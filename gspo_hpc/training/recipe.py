@@ -36,6 +36,11 @@ class Recipe:
         """The rollouts of the whole run."""
         return -(-self.max_steps // self.updates_per_rollout)
 
+    @property
+    def samples_at_once(self) -> bool:
+        """True if one version of the weights samples all of a rollout."""
+        return self.config.rollout.unfinished != "continue"
+
     def saves_after(self, step: int) -> bool:
         """Return True if a checkpoint follows the step."""
         return step % self.config.checkpoint.interval == 0 or step == self.max_steps
@@ -73,10 +78,19 @@ class PromptData:
         """Return the number of training prompts that are not retired."""
         return self.stream.left(retired)
 
+    def places(self, start: Position, count: int) -> tuple[list[int], Position]:
+        """Return the places of a rollout's prompts in the list of all, by slot, and where the next rollout's begin.
+
+        The groups that are carried from rollouts before come first; no group is carried to the next one here.
+        """
+        carried = [one.prompt for one in start.carried]
+        more, after = self.stream.take(start, count - len(carried))
+        return carried + more, after
+
     def take(self, start: Position, count: int) -> tuple[dict[int, Prompt], Position]:
         """Return the prompts of a rollout by slot, and where the next rollout's begin.
 
         Slots are 0 .. `count` - 1. Ranks other than 0 have no prompts here.
         """
-        indices, after = self.stream.take(start, count)
-        return dict(enumerate(self.train[index] for index in indices)) if self.train else {}, after
+        places, after = self.places(start, count)
+        return dict(enumerate(self.train[place] for place in places)) if self.train else {}, after

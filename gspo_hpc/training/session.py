@@ -8,8 +8,9 @@ from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.phases import Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.phases import Evaluator, LogprobPasses
 from gspo_hpc.training.recipe import Recipe
+from gspo_hpc.training.sampling.base import Sampler
 from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.step_record import StepRecorder
 from gspo_hpc.training.sync import EngineWeights

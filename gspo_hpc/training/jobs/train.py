@@ -62,10 +62,12 @@ from gspo_hpc.training.observers.files import CheckpointCommit, files_of_steps
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.observers.own import HURRY, PATIENCE, OwnObservers
 from gspo_hpc.training.observers.record import SampleRecord
-from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.phases import Evaluator, LogprobPasses
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import AnyReference, load_teacher, moving, reference_of, refuse_other_teacher
+from gspo_hpc.training.sampling.base import Sampler
+from gspo_hpc.training.sampling.colocated import ColocatedSampler
 from gspo_hpc.training.serving import generators
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.link import GeneratorLink
@@ -264,6 +266,7 @@ class TrainingJob:
             weights=None if weights is None else state.weights or weights,
             teacher=fingerprint,
             retired=state.retired,
+            carried=state.carried,
         )
         return policy, reference, resumed
 
@@ -277,6 +280,7 @@ class TrainingJob:
             sync_weights=lambda engine: weight_sync.run(engine, baseline.probe)[1],
             stop_requested=monitor.stop_requested,
             note=self._note,
+            rollouts=self._run.rollouts,
         )
         return worker
 

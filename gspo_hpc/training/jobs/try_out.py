@@ -18,7 +18,7 @@ from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.rollout.generation import Request, as_graded
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
-from gspo_hpc.training.phases import training_sampling
+from gspo_hpc.training.sampling.base import training_sampling
 
 SAMPLES = 4  # completions of a prompt, where fewer are not asked for or trained on
 

@@ -14,7 +14,7 @@ from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.runs import commit, journal, learning
 from gspo_hpc.runs.directory import RunDir, write_atomically
 from gspo_hpc.system.files import Entry
-from gspo_hpc.training.checkpoint_state import CheckpointState, read_cursor
+from gspo_hpc.training.checkpoint_state import CheckpointState, read_carried, read_cursor
 from gspo_hpc.training.observers.base import StepObserver
 
 
@@ -130,8 +130,9 @@ class CheckpointCommit(StepObserver):
         journal.retire(self._run.rollouts, self._oldest_needed(state))
 
     def _oldest_needed(self, state: CheckpointState) -> int:
-        """Return the first rollout whose journals are needed: where rollouts are sampled ahead, by any checkpoint."""
-        if not state.ahead:
-            return state.cursor.rollout
+        """Return the first rollout whose journals are needed: where they cannot be sampled again, by any checkpoint."""
         kept = commit.list_committed(self._run.checkpoints)
-        return min((read_cursor(path).rollout for path in kept), default=state.cursor.rollout)
+        carried = [one.place.rollout for path in kept for one in read_carried(path) if one.place is not None]
+        if not state.ahead and not carried:
+            return state.cursor.rollout
+        return min([*carried, *(read_cursor(path).rollout for path in kept)], default=state.cursor.rollout)

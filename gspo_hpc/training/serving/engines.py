@@ -7,10 +7,8 @@ The ranks that train read it there: what is trained on is what is on disk.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,16 +18,15 @@ from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import ProgressCallback, Request, ignore_progress
-from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
+from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import engine_deaths
 from gspo_hpc.rollout.worker import Generated, Interrupted
 from gspo_hpc.runs import journal
+from gspo_hpc.system.files import wait_until_visible
 from gspo_hpc.system.progress import waiting
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training.bringup import generation_store
 from gspo_hpc.training.serving.commands import END, GENERATE, Commands, Values
-
-_VISIBLE = 120.0  # seconds within which a file that another node wrote must be here
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Answer:
     engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
     waited: float  # seconds for which a rank waited for rewards, at most
     files: dict[str, int]  # the journals of the call's folder that they have written, with their sizes
+    unfinished: dict[str, int]  # their files there of groups that later rollouts go on with, with their sizes
     short: str = ""  # why the run is to stop and start again: the memory of one of their nodes runs out
 
 
@@ -104,6 +102,9 @@ class RemoteEngines:
                     "rollout": request.rollout,
                     "folder": str(folder.relative_to(self._rollouts)),
                     "fingerprint": fingerprint,
+                    "enough": None if request.enough is None else request.enough.to_values(),
+                    "weights_version": request.weights_version,
+                    "begun": request.begun,
                 },
             )
         call = Call(number, self._calls, request, folder, fingerprint)
@@ -130,18 +131,19 @@ class RemoteEngines:
     def read(self, call: Call, answer: Answer) -> dict[int, Group]:
         """Return this rank's share of the groups that a call asked for, by slot, from the journals.
 
-        Raises RuntimeError where one is missing, and TimeoutError where a file of another node is not seen here.
+        Raises RuntimeError where one is missing of a call that ends with all of them, and TimeoutError where a file of
+        another node is not seen here.
         """
         folder, asked = call.folder, set(call.request.slots)
 
         def content(name: str) -> dict[int, Group]:
             # What engines have just written may not be listed on this node yet.
-            _wait_until_visible(folder / name, answer.files[name])
+            wait_until_visible(folder / name, answer.files[name])
             found = journal.read_journal(folder / name, call.fingerprint)
             return {slot: group for slot, group in found.items() if slot in asked}
 
         own, slots = self.ranks.exchange.partition_files(lambda: sorted(answer.files), content)
-        if slots != asked:
+        if slots != asked and call.request.enough is None:
             raise RuntimeError(f"{folder}: {len(slots)} of {len(asked)} groups can be read, although all were finished")
         return own
 
@@ -205,20 +207,3 @@ class RemoteEngines:
 def sizes(paths: list[Path]) -> dict[str, int]:
     """Return name and size of files, as an answer has them."""
     return {path.name: path.stat().st_size for path in paths}
-
-
-def _wait_until_visible(path: Path, size: int) -> None:
-    """Wait until this node sees a whole file of another one; raise TimeoutError if it does not within two minutes."""
-    deadline = time.monotonic() + _VISIBLE
-    while not _has_size(path, size):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path}, which another node wrote, is not seen here after {_VISIBLE:.0f} s")
-        time.sleep(POLL_SECONDS)
-
-
-def _has_size(path: Path, size: int) -> bool:
-    os.listdir(path.parent)  # NFS caches that a file did not exist
-    try:
-        return path.stat().st_size >= size
-    except FileNotFoundError:
-        return False

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.carried import Enough, Place
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.kept_weights import KeptWeights
@@ -37,6 +38,7 @@ from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.probe import Trainer
+from gspo_hpc.training.sampling import carrying
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
@@ -184,6 +186,7 @@ class GeneratorJob:
             make_room=lambda: None,
             sync_weights=self._filler.refill,
             stop_requested=self._stop_requested,
+            rollouts=self._rollouts,
         )
         mark("ready")
         while True:
@@ -234,19 +237,30 @@ class GeneratorJob:
         After a call that was stopped there is no other: the reward functions may still work on what it left.
         """
         if self._was_stopped:
-            return {"stopped": True, "engines": {}, "waited": 0.0, "files": {}, "short": ""}
+            return {"stopped": True, "engines": {}, "waited": 0.0, "files": {}, "short": "", "unfinished": {}}
         sampling = Sampling(**command["sampling"])
-        request = Request(command["slots"], {}, command["samples"], sampling, command["rollout"])
+        request = Request(
+            slots=command["slots"],
+            prompts={},
+            samples=command["samples"],
+            sampling=sampling,
+            rollout=command["rollout"],
+            enough=Enough.from_values(command["enough"]),
+            weights_version=command["weights_version"],
+            begun={int(slot): Place.from_list(place) for slot, place in command["begun"].items()},
+        )
         folder, fingerprint = (self._rollouts / command["folder"]).resolve(), command["fingerprint"]
         if not folder.is_relative_to(self._rollouts.resolve()):  # anybody who reaches the store may have written it
             raise RuntimeError(f"a rollout is to be written to {folder}, which is not in {self._rollouts}")
         writer = None
         if worker.engine is not None and request.slots:
             writer = journal.Journal(folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout)
-        stopped, waited, engines = False, 0.0, dict[str, float]()
+        stopped, waited, engines, files = False, 0.0, dict[str, float](), dict[str, int]()
         try:
             generated = worker.generate(request, writer)
             waited, engines = generated.seconds_waiting_for_rewards, generated.engines
+            left, number = generated.unfinished.values(), self._ranks.rank
+            files = carrying.write(folder, number, left, fingerprint, request.rollout, "unfinished")
         except Interrupted:
             stopped = self._was_stopped = True
         finally:
@@ -254,15 +268,16 @@ class GeneratorJob:
                 writer.close()
         if self._memory is not None:
             self._memory.step({"step": 1 + max(0, command["rollout"])})
-        own = [waited, {} if writer is None else sizes([writer.path]), "".join(self._short[:1])]
+        own = [waited, {} if writer is None else sizes([writer.path]), "".join(self._short[:1]), files]
         transport = self._ranks.exchange.transport
         every = [json.loads(one) for one in gather_unordered(transport, json.dumps(own).encode())]
         return {
             "stopped": stopped,
             "engines": engines,
-            "waited": max(seconds for seconds, _, _ in every),
-            "files": {name: size for _, written, _ in every for name, size in written.items()},
-            "short": max(short for _, _, short in every),
+            "waited": max(seconds for seconds, *_ in every),
+            "files": {name: size for _, written, _, _ in every for name, size in written.items()},
+            "short": max(short for _, _, short, _ in every),
+            "unfinished": {name: size for *_, left in every for name, size in left.items()},
         }
 
     def _answer(self, number: int, values: Values) -> None:

@@ -21,16 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_hpc.data.prompts import Position
-from gspo_hpc.rollout.drawing import Drawing, rewards_decide
+from gspo_hpc.rollout.drawing import Drawing, decides_next
 from gspo_hpc.rollout.timing import added_up
 from gspo_hpc.rollout.worker import Interrupted
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.checkpoint_state import SampledBy
 from gspo_hpc.training.observers.base import StepObserver
-from gspo_hpc.training.phases import Sampler
 from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
+from gspo_hpc.training.sampling import carrying
+from gspo_hpc.training.sampling.base import Sampler
 from gspo_hpc.training.serving.engines import Call, RemoteEngines
 from gspo_hpc.training.serving.weights import RemoteWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
@@ -46,6 +47,8 @@ class _Begun:
     drawing: Drawing  # with the groups that were read
     call: Call | None = None  # the newest round that engines were asked for, until its groups are read
     engines: list[Mapping[str, float]] = field(default_factory=list)  # metrics of the engines, by round
+    unfinished: dict[str, int] = field(default_factory=dict)  # files of groups that later rollouts go on with
+    end: Position | None = None  # once it is known
 
 
 class RemoteSampler(Sampler):
@@ -99,7 +102,7 @@ class RemoteSampler(Sampler):
 
     @property
     def _decided(self) -> bool:
-        return rewards_decide(self._recipe.config)
+        return decides_next(self._recipe.config)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Wait for all that older weights sample; return False if it was stopped. Collective.
@@ -136,8 +139,8 @@ class RemoteSampler(Sampler):
             lambda: [path.name for path in journal.journals(folder)],
             lambda name: journal.read_journal(folder / name, weights.fingerprint),
         )
-        begun = _Begun(number, start, weights, self._drawing())
-        begun.drawing.add(own, done)
+        begun = _Begun(number, start, weights, self._drawing(number, start))
+        begun.drawing.add(carrying.read_finished(start, self._rollouts, self._engines.ranks.exchange) | own, done)
         state = begun.drawing.state
         if state.todo and weights.fingerprint != current.fingerprint:
             raise RuntimeError(
@@ -150,10 +153,8 @@ class RemoteSampler(Sampler):
 
     def _ask(self, begun: _Begun) -> None:
         """Have the engines, which have its weights, sample the next round of a rollout, if it has any."""
-        state = begun.drawing.state
-        if state.todo:
-            prompts, _ = self._data.take(begun.start, state.drawn)
-            request = self._request(state.todo, prompts, begun.number)
+        if begun.drawing.state.todo:
+            request = self._request(begun.number, begun.start, begun.drawing, begun.weights)
             begun.call = self._engines.start(request, self._folder(begun.number), begun.weights.fingerprint)
 
     def _finish(self, begun: _Begun) -> None:
@@ -168,6 +169,7 @@ class RemoteSampler(Sampler):
             seconds["reward_wait"] = seconds.get("reward_wait", 0.0) + answer.waited
             begun.drawing.add(self._engines.read(call, answer), call.request.slots)
             begun.engines.append(answer.engines)
+            begun.unfinished |= answer.unfinished
             begun.call = None
             self._ask(begun)
 
@@ -175,5 +177,7 @@ class RemoteSampler(Sampler):
         """Return where the prompts of the next rollout begin."""
         if not self._decided:
             return self._data.take(begun.start, self._limits.wanted)[1]
-        self._finish(begun)
-        return self._next(begun.number, begun.start, begun.drawing)
+        if begun.end is None:
+            self._finish(begun)
+            begun.end = self._next(begun.number, begun.start, begun.drawing, begun.weights, begun.unfinished)
+        return begun.end

@@ -1,0 +1,1 @@
+"""Rollouts: prompts, completions, rewards, advantages."""
