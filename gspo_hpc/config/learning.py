@@ -153,13 +153,13 @@ class Rollout(Section):
     )
     oversampling_factor: FromOne = key(
         1.0,
-        "With dynamic_sampling or unfinished: the prompts that a rollout draws at once at first, as a multiple of those "
-        "that it trains on. With unfinished wait it changes how fast a rollout is, and not what is trained on.",
+        "With dynamic_sampling or unfinished: the prompts that a rollout draws at once at first, as a multiple of "
+        "those that it trains on. With unfinished wait it changes how fast a rollout is, and not what is trained on.",
     )
     unfinished: Literal["wait", "drop", "continue"] = key(
         "wait",
-        "What becomes of completions that are unfinished when a rollout has as many finished groups as it trains on: it "
-        "waits for them, drops their groups, or continues them in the next rollout with newer weights (partial "
+        "What becomes of completions that are unfinished when a rollout has as many finished groups as it trains on: "
+        "it waits for them, drops their groups, or continues them in the next rollout with newer weights (partial "
         "rollouts).",
     )
     max_continuations: Count = key(

@@ -137,9 +137,9 @@ def _inert_sampling(plan: PlanBuilder) -> Iterator[str]:
         "oversampling_factor": "rollout.dynamic_sampling" if waits and not rollout.dynamic_sampling else "",
         "max_continuations": "" if rollout.unfinished == "continue" else "rollout.unfinished=continue",
     }
-    for name, lacks in needed.items():
-        if lacks and (value := getattr(rollout, name)) != type(rollout).model_fields[name].default:
-            yield f"rollout.{name} ({value}) changes nothing without {lacks}"
+    for name, setting in needed.items():
+        if setting and (value := getattr(rollout, name)) != type(rollout).model_fields[name].default:
+            yield f"rollout.{name} ({value}) changes nothing without {setting}"
 
 
 def _dynamic_sampling(plan: PlanBuilder) -> Iterator[str]:

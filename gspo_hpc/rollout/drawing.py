@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.carried import Enough
@@ -87,8 +90,17 @@ class Drawing:
         return slot in self.state.chosen or not self._signals.get(slot, True)
 
     def chosen(self) -> list[Group]:
-        """Return this rank's groups that are trained on, once nothing is left to be sampled."""
-        return [self._own[slot] for slot in self.state.chosen if slot in self._own]
+        """Return this rank's groups that are trained on, once nothing is left to be sampled.
+
+        Where a rollout does not wait for all groups, they get slots of their own, for those that it was given stand in
+        front: their older tokens, and the longer answers, would make up the first update.
+        """
+        chosen = self.state.chosen
+        if self._limits.waits:
+            return [self._own[slot] for slot in chosen if slot in self._own]
+        mixed = np.argsort(np.random.PCG64(len(chosen)).random_raw(len(chosen)), kind="stable").tolist()
+        slots = dict(zip(chosen, mixed, strict=True))
+        return [replace(self._own[slot], slot=slots[slot]) for slot in chosen if slot in self._own]
 
     def retirements(self, prompts: Sequence[int], rollout: int) -> list[Retirement]:
         """Return what the finished rollout retires of the prompts that it used up, given by slot."""

@@ -52,8 +52,8 @@ def _environment(plan: PlanBuilder) -> Iterator[str]:
     if config.rollout.unfinished == "continue" and config.environment.talks:
         what = f"name ({config.environment.name})" if config.environment.name else "tools"
         yield (
-            f"rollout.unfinished continue and environment.{what} exclude each other: a conversation is not carried into "
-            "the next rollout yet; give rollout.unfinished=drop, or wait"
+            f"rollout.unfinished continue and environment.{what} exclude each other: a conversation is not carried "
+            "into the next rollout yet; give rollout.unfinished=drop, or wait"
         )
 
 
