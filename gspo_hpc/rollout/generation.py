@@ -203,18 +203,11 @@ class Generation:
             seeds = self.request.seeds(self.config.run.seed, slot, prompt)
             # A kilobyte of a token, which only training reads.
             trained = self.request.rollout >= 0
-            if self.conversations is not None:
-                self.conversations.submit(slot, prompt, seeds, self.request.sampling)
-                continue
-            self.engine.submit(
-                slot,
-                prompt,
-                seeds,
-                self.request.sampling,
-                reports_experts=trained,
-                begun=self._begun(slot, prompt),
-                may_stop=self._goes_on,
-            )
+            if self._goes_on:
+                begun = self._begun(slot, prompt)
+                self.engine.submit(slot, prompt, seeds, self.request.sampling, begun=begun, may_stop=True)
+            else:
+                self._sampler.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
 
     def _step_engine(self) -> None:
         """Make one step of the engine, and submit the groups that it finished for grading.

@@ -10,7 +10,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
@@ -48,8 +48,8 @@ class Answer:
     engines: dict[str, float]  # metrics of all engines; empty if there was nothing to generate
     waited: float  # seconds for which a rank waited for rewards, at most
     files: dict[str, int]  # the journals of the call's folder that they have written, with their sizes
-    unfinished: dict[str, int]  # their files there of groups that later rollouts go on with, with their sizes
     short: str = ""  # why the run is to stop and start again: the memory of one of their nodes runs out
+    unfinished: dict[str, int] = field(default_factory=dict)  # as `files`, of groups that later rollouts go on with
 
 
 class RemoteEngines:

@@ -161,7 +161,7 @@ def test_a_grader_that_dies_of_the_stop_signal_has_not_failed() -> None:
     asked = iter([False] + [True] * 9)
     engine = StandInEngine()
     work = generation(engine, StandInPool(failure="killed"), stop=lambda: next(asked))
-    assert work.run() == {} and engine.aborted and work.counters.stopped() and not work.counters.all_finished()
+    assert work.run() == {} and engine.aborted and work.counters.stopped() and not work.counters.over()
 
 
 def test_an_engine_that_dies_while_a_stop_is_pending_stays_dead() -> None:

@@ -233,12 +233,12 @@ def test_what_a_rank_keeps_and_reads_does_not_grow_with_the_calls() -> None:
     sizes, looks = set(), set()
     for call in range(1, 100):
         counters = CallCounters(store, rank, call, 1)
-        counters.add_finished()
+        counters.add_finished(0)
         counters.stop()
         counters.leave()
         sizes.add(sum(map(len, rank._texts.values())))
         asked = len(store.looks)
-        assert counters.all_finished() and counters.all_left() and counters.stopped()
+        assert counters.over() and counters.all_left() and counters.stopped()
         assert not rank.has(f"generate/{call - 1}/done")
         looks.add(len(store.looks) - asked)
     assert sizes == {3} and looks == {4}

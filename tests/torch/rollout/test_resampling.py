@@ -7,9 +7,12 @@ or passed over.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gspo_hpc.config.schema import Rollout
 from gspo_hpc.rollout.resampling import DrawLimits, Draws, draws
 
 
@@ -88,3 +91,33 @@ def test_a_round_is_as_large_as_the_share_of_groups_with_signal_makes_likely() -
     more = DrawLimits(wanted=4, most=40, first=8)
     assert draws({}, more).todo == tuple(range(8))
     assert draws(dict.fromkeys(range(8), True), more) == Draws(8, 1, (), (0, 1, 2, 3), 4)
+
+
+@given(rollouts(), st.data())
+def test_a_rollout_that_does_not_wait_ends_with_enough_groups_and_with_those_that_it_must_have(
+    rollout: tuple[DrawLimits, list[bool]], data: st.DataObject
+) -> None:
+    limits, signal = rollout
+    limits = replace(limits, waits=False)
+    required = frozenset(data.draw(st.lists(st.integers(0, limits.first - 1), unique=True, max_size=limits.wanted)))
+    known: dict[int, bool] = {}
+    while (found := draws(known, limits, required)).todo:
+        good = sum(known.values())
+        assert good < limits.wanted or not required <= known.keys(), "it had enough"
+        slot = data.draw(st.sampled_from(found.todo))  # which the clock decides
+        known[slot] = signal[slot]
+    assert required <= known.keys() and len(found.chosen) == limits.wanted
+    assert set(found.chosen) <= known.keys() and found.used == found.drawn <= limits.most
+    # The groups that older rollouts began have the lowest slots, so the oldest are trained on first.
+    finished = [slot for slot in sorted(known) if known[slot]]
+    assert list(found.chosen) == finished[: limits.wanted] or found.filled == limits.wanted - len(finished) > 0
+    assert draws(known, limits, required) == found, "a resumed rollout has the same end"
+
+
+def test_a_rollout_is_never_smaller_than_what_is_carried_into_it() -> None:
+    limits = DrawLimits.of(Rollout(unfinished="continue", oversampling_factor=1.5), 8)
+    assert limits == DrawLimits(8, 12, 12, waits=False)
+    assert limits.with_carried(4) == limits and limits.with_carried(20) == DrawLimits(8, 20, 20, waits=False)
+    dynamic = Rollout(unfinished="drop", oversampling_factor=1.5, dynamic_sampling=True, max_num_gen_batches=3)
+    assert DrawLimits.of(dynamic, 8) == DrawLimits(8, 24, 12, waits=False)
+    assert DrawLimits.of(Rollout(oversampling_factor=1.5), 8) == DrawLimits(8, 8, 8)
