@@ -57,7 +57,7 @@ def plan(
     found = replace(found, errors=tuple(_lines(problems, places)), absent=absent, downloads=downloads)
     offered = _fixes(config, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
-    beside = None if times is None else _asynchrony(config, times, response_tokens)
+    others = {} if times is None else _asynchrony(config, times, response_tokens)
     notes, unchecked = (
         [*cut(config, response_tokens)],
         [] if found.broken else [*_not_looked_at(config, found, problems)],
@@ -70,7 +70,7 @@ def plan(
     lacks = found.missing or found.unknown_model is not None or found.absent
     code = REFUSED if refused else INCOMPLETE if lacks else DONE
     if as_json:
-        more: dict[str, object] = {"time": None if times is None else times.to_json(price) | {"asynchrony": beside}}
+        more: dict[str, object] = {"time": None if times is None else times.to_json(price) | others}
         more["algorithm"] = as_dict(config.algorithm) | {"paper": config.algorithm.paper}
         more["not_checked"] = unchecked
         more |= {"sbatch": script} if sbatch else {}
@@ -92,7 +92,7 @@ def plan(
 
         render.show([*plan_page.title("Memory"), *estimates.memory(found.memory, config)])
         if times is not None:
-            render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price, beside)])
+            render.show([*plan_page.title("Time"), *estimates.time(times, tokens, price, others)])
     print(f"\n{script}" if script else "", end="")
     return code
 
@@ -187,10 +187,16 @@ def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[
     return time.of_plan(config, found, response_tokens)
 
 
-def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> str | None:
-    """Return whether generating and training side by side pays; None where there is no other way."""
+def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> dict[str, str | None]:
+    """Return whether other ways to generate pay, by name: side by side with training, and with partial rollouts.
+
+    None stands for one that is not to be had.
+    """
     if config.cluster.platform != "cuda":
-        return None
+        return {"asynchrony": None, "partial_rollouts": None}
     from gspo_hpc.planning import asynchrony
 
-    return asynchrony.line(config, times, response_tokens)
+    return {
+        "asynchrony": asynchrony.line(config, times, response_tokens),
+        "partial_rollouts": asynchrony.partial(config, times, response_tokens),
+    }

@@ -1,4 +1,4 @@
-"""A line about asynchrony: whether it pays to generate and to train side by side instead of taking turns."""
+"""Lines about asynchrony: whether it pays to generate and train side by side, or to end a rollout before its last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, memory, time
 from gspo_hpc.planning.plan import judge
 
+_FACTORS = (1.25, 1.5, 2.0)  # of the prompts in flight and those of a rollout
 _SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the nodes, or of the GPUs of each, that generate
 
 
@@ -34,6 +35,36 @@ def line(config: Config, found: time.Times, response_tokens: float | None, model
     verdict = "pays" if seconds < found.rollout else "does not pay"
     text = f"would take {seconds:,.1f} s a rollout instead of {found.rollout:,.1f}: it {verdict}"
     return f"generation and training {how} {text}"
+
+
+def partial(
+    config: Config, found: time.Times, response_tokens: float | None, models: Models | None = None
+) -> str | None:
+    """Return whether it pays to end rollouts early and to continue what is unfinished; None where that cannot be."""
+    if config.cluster.platform != "cuda":
+        return None
+    rollout, models = config.rollout, models or Models()
+    if rollout.unfinished != "wait":
+        other = replace(config, rollout=replace(rollout, unfinished="wait"))
+        times = _times(other, response_tokens, models)
+        if times is None:
+            return None
+        text = f"rollouts that wait for all that they draw would take {times.rollout:,.1f} s"
+        return f"{text}, these {found.rollout:,.1f}"
+    best: tuple[float, float] | None = None
+    for factor in _FACTORS:
+        other = replace(config, rollout=replace(rollout, unfinished="continue", oversampling_factor=factor))
+        times = _times(other, response_tokens, models)
+        if times is not None:
+            best = min(best or (times.rollout, factor), (times.rollout, factor))
+    if best is None:
+        return None
+    seconds, factor = best
+    verdict = "pays" if seconds < found.rollout else "does not pay"
+    return (
+        f"rollout.unfinished=continue rollout.oversampling_factor={factor:g} would take {seconds:,.1f} s a rollout "
+        f"instead of {found.rollout:,.1f}: it {verdict}"
+    )
 
 
 def _splits(config: Config, response_tokens: float | None, models: Models) -> Iterator[tuple[float, str]]:

@@ -306,8 +306,10 @@ def with_piece(group: Group, weights_version: int) -> Group:
     """Return the group, in whose completions the tokens that have no weights yet were sampled by these."""
 
     def told(completion: Completion) -> Completion:
-        more = len(completion.tokens) - sum(count for _, count in completion.pieces)
-        return replace(completion, pieces=(*completion.pieces, (weights_version, more))) if more else completion
+        counts = dict(completion.pieces)
+        more = len(completion.tokens) - sum(counts.values())
+        counts[weights_version] = counts.get(weights_version, 0) + more
+        return replace(completion, pieces=tuple(counts.items())) if more else completion
 
     return group.with_completions(tuple(map(told, group.completions)))
 

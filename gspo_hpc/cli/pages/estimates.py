@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
@@ -107,9 +107,12 @@ def bars(found: Estimate, width: int = 50) -> Iterator[tuple[str, str, str]]:
 
 
 def time(
-    found: Times, response_tokens: float, price: float | None = None, asynchrony: str | None = None
+    found: Times, response_tokens: float, price: float | None = None, others: Mapping[str, str | None] | None = None
 ) -> Iterator[RenderableType]:
-    """Yield the seconds of a rollout by phase, and what follows from them."""
+    """Yield the seconds of a rollout by phase, and what follows from them.
+
+    `others` says by name of other ways to generate whether they pay.
+    """
     values = found.to_json(price)
     about = f"for responses of {response_tokens:,.0f} tokens on average (--response-tokens); see docs/estimates.md"
     yield item("  ", about)
@@ -133,6 +136,5 @@ def time(
         cost = "" if values["cost"] is None else f", {values['cost']:,.0f} at {price:g} a GPU-hour"
         hours, gpu_hours = (f"{n:,.{2 if n < 10 else 0}f}" for n in (values["hours"], values["gpu_hours"]))
         more.append(("the run", f"{hours} hours, {gpu_hours} GPU-hours{cost}"))
-    if asynchrony is not None:
-        more.append(("asynchrony", asynchrony))
+    more += [(shown(name), text) for name, text in (others or {}).items() if text is not None]
     yield grid(more, first=_NAMES)

@@ -63,15 +63,27 @@ def count(config: Config) -> int:
 
 
 def generation(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
-    """Return the seconds until the last completion of a rollout has ended, prompts left out."""
-    each = given.completions / count(config)
+    """Return the seconds until the completions of a rollout have ended, prompts left out.
+
+    They are all that it draws, or with rollout.unfinished drop as many groups as it needs. With continue, engines stay
+    as full as they are: what has not ended goes on in the next rollout.
+    """
+    rollout = config.rollout
+    drawn = 1.0 if rollout.unfinished == "wait" else rollout.oversampling_factor
+    each = drawn * given.completions / count(config)
     at_once = _at_once(config, given, each, cache_tokens)
+    if rollout.unfinished == "continue":
+        mean = given.response_tokens
+        return each / drawn * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
     ends = lengths(given)
+    last_group = drawn ** (-1.0 / given.completions_per_prompt)  # share of the completions that have ended by then
     # While others wait, every sequence that ends makes room for one more.
     mean = sum(ends) / len(ends)
     seconds = (each - at_once) * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
     begin = 0.0
     for number, end in enumerate(ends):
+        if rollout.unfinished == "drop" and number >= last_group * len(ends):
+            return seconds
         alive = at_once * (len(ends) - number) / len(ends)
         seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
         begin = end
@@ -99,8 +111,16 @@ def _at_once(config: Config, given: Work, each: float, cache_tokens: float) -> f
 
 
 def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
-    """Return the seconds in which engines read the prompts of a rollout, each once a group."""
-    operations = given.completions / given.completions_per_prompt * given.prompt_tokens * model.token_flops
+    """Return the seconds in which engines read the prompts of a rollout, each once a group.
+
+    With rollout.unfinished continue they read again what they have sampled of the completions that go on.
+    """
+    rollout = config.rollout
+    drawn = 1.0 if rollout.unfinished == "wait" else rollout.oversampling_factor
+    tokens = drawn * given.completions / given.completions_per_prompt * given.prompt_tokens
+    if rollout.unfinished == "continue":
+        tokens += (drawn - 1.0) * given.completions * given.response_tokens / 2
+    operations = tokens * model.token_flops
     gpus = count(config) * config.rollout.tensor_parallel_size
     return operations / (gpus * device.sustained_flops * efficiency(device))
 
