@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gspo_hpc.checkpoint.saver import Saver
-from gspo_hpc.policy.process_groups import Ranks, any_rank
+from gspo_hpc.policy.process_groups import Ranks, any_rank, broadcast_bytes
+from gspo_hpc.runs import commit
+from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.control import Client
+from gspo_hpc.system.progress import waiting
 from gspo_hpc.training.checkpoint_state import CheckpointState
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.telemetry.step_clock import StepClock
@@ -66,3 +69,10 @@ class Checkpoints:
     def wait_briefly(self) -> None:
         """Wait for a save under way, but not for long; raise what it failed with, or TimeoutError."""
         self._saver.wait(_PATIENCE)
+
+
+def new_staging(run: RunDir, ranks: Ranks, step: int) -> Path:
+    """Return a new folder for the checkpoint of a step, the same on every rank. Collective."""
+    path = str(commit.begin(run.checkpoints, step)) if ranks.rank == 0 else ""
+    with waiting():  # for rank 0, whose save before may not be on the disk yet
+        return Path(broadcast_bytes(path.encode(), ranks.device).decode())

@@ -55,7 +55,7 @@ from gspo_hpc.training.bringup import (
     start_rollout_worker,
 )
 from gspo_hpc.training.checkpoint_state import CheckpointState, read_layout
-from gspo_hpc.training.checkpoints import Checkpoints
+from gspo_hpc.training.checkpoints import Checkpoints, new_staging
 from gspo_hpc.training.observers.base import Observers, StepObserver
 from gspo_hpc.training.observers.console import ConsoleLines, ProgressBar, TrackerWake
 from gspo_hpc.training.observers.files import CheckpointCommit, files_of_steps
@@ -390,13 +390,6 @@ def cut_metrics(run: RunDir, checkpoint: Path | None, ranks: Ranks) -> int:
         last = max((int(record["step"]) for record in run.read_metrics()), default=-1)
     with waiting():  # for rank 0
         return int(broadcast_bytes(str(last).encode(), ranks.device))
-
-
-def new_staging(run: RunDir, ranks: Ranks, step: int) -> Path:
-    """Return a new folder for the checkpoint of a step, the same on every rank. Collective."""
-    path = str(commit.begin(run.checkpoints, step)) if ranks.rank == 0 else ""
-    with waiting():  # for rank 0, whose save before may not be on the disk yet
-        return Path(broadcast_bytes(path.encode(), ranks.device).decode())
 
 
 def _layout_text(sizes: dict[str, int]) -> str:

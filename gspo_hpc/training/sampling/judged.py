@@ -1,4 +1,4 @@
-"""What the rewards of a group say, before any other group is known."""
+"""Advantages and signal of a group, which follow from its own rewards."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from tests import metrics_page, pages
 PRODUCERS = {
     "training/step_record.py": ("step_record", "outcome_shares", "tool_calls", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
-    "training/phases.py": ("_record_retired",),
+    "training/sampling/base.py": ("_record_retired",),
+    "training/sampling/carrying.py": ("metrics",),
     "training/observers/files.py": ("_learnt",),
     "rollout/drawing.py": ("metrics",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
