@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from gspo_hpc.algorithms import combinations
 from gspo_hpc.cli.pages.render import grid, item, text
+from gspo_hpc.config.derived import older_weights_sample
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
@@ -195,8 +196,10 @@ def _teacher(key: str, config: Config) -> str:
 
 
 def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
-    ahead = config.rollout.max_staleness > 0
-    old = "generation is ahead, so those of the engines are taken" if ahead else "one update per rollout"
+    old = "one update per rollout"
+    if older_weights_sample(config):
+        why = "generation is ahead" if config.rollout.max_staleness else "several weights sample a rollout"
+        old = f"{why}, so those of the engines are taken"
     old = "algorithm.correction bypass takes those of the engines" if config.algorithm.correction == "bypass" else old
     for key, size in plan.passes.items():
         if not size.needed:

@@ -169,8 +169,12 @@ PEER_NAMES = {
         ("vllm_mode", "colocate_all", "colocate_all_models", "trainer_mode"), "rollout.mode: colocate or server"
     ),
     **dict.fromkeys(
-        ("async_generate", "async_train", "async_enable", "partial_rollout", "partial_rollout_enable"),
+        ("async_generate", "async_train", "async_enable"),
         "rollout.max_staleness above 0, with rollout.mode: server",
+    ),
+    **dict.fromkeys(
+        ("partial_rollout", "partial_rollout_enable"),
+        "rollout.unfinished: continue, with rollout.oversampling_factor above 1",
     ),
     **dict.fromkeys(
         ("vllm_enable_sleep_mode", "vllm_enable_sleep", "vllm.enable_sleep", "free_cache_engine"), "rollout.sleep_level"

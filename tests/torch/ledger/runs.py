@@ -36,10 +36,12 @@ from gspo_hpc.training.agreement.watch import RolloutGapMonitor
 from gspo_hpc.training.checkpoints import Checkpoints
 from gspo_hpc.training.jobs import train
 from gspo_hpc.training.observers.base import Observers
-from gspo_hpc.training.phases import ColocatedSampler, Evaluator, LogprobPasses, Sampler
+from gspo_hpc.training.phases import Evaluator, LogprobPasses
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import Teacher
+from gspo_hpc.training.sampling.base import Sampler
+from gspo_hpc.training.sampling.colocated import ColocatedSampler
 from gspo_hpc.training.session import Session
 from gspo_hpc.training.sync import EngineWeights, WeightSync
 from tests.torch.ledger import parts
