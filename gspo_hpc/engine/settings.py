@@ -134,6 +134,9 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
             "enforce_eager": True,  # compiling takes a minute and longer
             "kv_cache_memory_bytes": int(settings.kv_cache_gb * GIB),
             "block_size": 32,  # the least that is fast
+            # Where a prompt is computed in parts, vLLM takes back what each part drew of the request's random numbers,
+            # which those of a CPU cannot (0.32): the engine dies. A prompt, or what is continued, waits for its turn.
+            "enable_chunked_prefill": False,
             "kv_transfer_config": _GROUP_PROMPTS,
         }
         if settings.tensor_parallel_size == 1:

@@ -6,6 +6,7 @@ where a completion was continued, ones of the wrong weights, and a response that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from gspo_hpc.data.records import UNFINISHED, Completion, Group
-from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings, Sampling
 from gspo_hpc.ops.weight_parts import stream_of
 from tests.engine.test_engine import EOS, LONG, bits, check_logprobs, collect, prompt, reference_logprobs, seeds
 
@@ -138,3 +139,16 @@ def test_an_engine_that_dies_goes_on_where_a_group_was_submitted(engine: Engine)
             engine.cached_tokens(prompt(0).tokens.tolist())
     finally:
         engine.restart()
+
+
+def test_long_beginnings_that_do_not_fit_into_one_step_wait_for_their_turn(
+    settings: EngineSettings, engine: Engine
+) -> None:
+    """vLLM computed a part of them, and died: a generator of a CPU has no offset (10 s)."""
+    first = {slot: group for slot, group in stopped(engine, 60, LONG).items()}
+    expected = stopped(engine, 400, LONG, completions(first))
+    narrow = replace(settings, engine_args={**settings.engine_args, "max_num_batched_tokens": settings.max_model_len})
+    with contextlib.closing(Engine(narrow)) as other:
+        other.start()
+        assert sum(len(prompt(slot).tokens) + 60 for slot in range(3)) * 4 > 2 * settings.max_model_len
+        assert bits(stopped(other, 400, LONG, completions(first))) == bits(expected)
