@@ -164,7 +164,7 @@ class Rollout(Section):
     )
     max_continuations: Count = key(
         1,
-        "With unfinished continue: the rollouts into which a group may be carried. The last of them waits for it.",
+        "With unfinished continue: the rollouts into which a group may be carried; the last of them waits for it.",
     )
     temperature: Temperature = key(1.0, "The sampling temperature.")
     top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")

@@ -36,6 +36,7 @@ class DrawLimits:
     most: int  # prompts of all rounds
     first: int  # prompts of the first round
     waits: bool = True  # for all that is drawn; else a rollout ends when it has enough
+    open: int | None = None  # groups that may be sampled at once, or wait for a rollout; None: any number
 
     def __post_init__(self) -> None:
         assert 1 <= self.wanted <= self.first <= self.most, self
@@ -51,7 +52,9 @@ class DrawLimits:
             return cls(wanted, wanted, wanted)
         first = math.ceil(wanted * Fraction(str(rollout.oversampling_factor)))  # 1.1 is 11/10
         most = wanted * rollout.max_num_gen_batches if rollout.dynamic_sampling else first
-        return cls(wanted, most, min(first, most), waits)
+        # As many as are trained on in the rollouts that a group may be carried into: then the oldest always find room.
+        held = wanted * (1 + rollout.max_continuations) if rollout.unfinished == "continue" else None
+        return cls(wanted, most, min(first, most), waits, held)
 
     def with_carried(self, groups: int) -> DrawLimits:
         """Return the limits of a rollout that so many groups are carried into."""
@@ -97,10 +100,12 @@ def draws(signal: Mapping[int, bool], limits: DrawLimits, required: frozenset[in
         if drawn == limits.most:
             others = [slot for slot in range(drawn) if not signal[slot]][:missing]
             return Draws(drawn, rounds, (), tuple(sorted(found + others)), drawn, len(others))
-        drawn, rounds = min(limits.most, drawn + _next_round(missing, len(found), drawn)), rounds + 1
+        drawn, rounds = min(limits.most, drawn + _next_round(limits, missing, len(found), drawn)), rounds + 1
 
 
-def _next_round(missing: int, found: int, drawn: int) -> int:
+def _next_round(limits: DrawLimits, missing: int, found: int, drawn: int) -> int:
     """Return the prompts of the next round: as many as lack, divided by the share of groups with signal so far."""
     most = _MOST_FACTOR * missing
+    if limits.open is not None:
+        most = min(most, limits.open - found)
     return min(most, missing * drawn // found) if found else most

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gspo_hpc.algorithms import objective
 from gspo_hpc.config import derived
 from gspo_hpc.config.derived import adapters_beside_weights, role_of
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
-from gspo_hpc.data.records import Prompt
+from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row, load_rows
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
@@ -33,6 +32,7 @@ from gspo_hpc.rewards.environments import tools
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.generation import always
 from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.worker import RolloutWorker
@@ -41,7 +41,6 @@ from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 from gspo_hpc.training.probe import probe_sequences
-from gspo_hpc.training.sampling.judged import signal_of
 
 # Hidden size from which an engine on a CPU has more than one thread. Operations of a smaller model take microseconds,
 # of which a second thread saves little on idle cores; where anything else wants a core, every operation waits for it.
@@ -171,12 +170,14 @@ def start_rollout_worker(
     stop_requested: Callable[[], bool] = never,
     note: Callable[[str], None] = lambda text: None,
     rollouts: Path | None = None,
+    has_signal: Callable[[Group], bool] = always,
 ) -> RolloutWorker:
     """Start this rank's engine and reward pool, if it is to have one, and return its part in generation. Collective.
 
     `experts`: the model is a mixture of experts. `make_room`: the trainer leaves the GPUs' memory on all ranks, because
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
-    `rollouts`: the folder of journals, where a rollout may go on with groups of the one before.
+    `rollouts`: the folder of journals, where a rollout may go on with groups of the one before. `has_signal` tells of a
+    graded group whether there is anything to learn from it.
     """
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
@@ -222,7 +223,7 @@ def start_rollout_worker(
             sleep_level=config.rollout.sleep_level,
         ),
         stop_requested=stop_requested,
-        has_signal=signal_of(config, objective.resolve(config.algorithm)),
+        has_signal=has_signal,
         rollouts=rollouts,
     )
 

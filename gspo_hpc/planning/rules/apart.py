@@ -23,6 +23,7 @@ class ApartRule(RuleId):
     STALENESS_WITHOUT_OLD_CHOICES = auto()
     STALENESS_WITHOUT_ENTROPIES = auto()
     UNFINISHED_NEEDS_OVERSAMPLING = auto()
+    CONTINUED_GROUPS_FIND_ROOM = auto()
     CONTINUED_WITHOUT_ENVIRONMENT = auto()
     CONTINUED_WITHOUT_CHOICES = auto()
     CONTINUED_WITHOUT_ENTROPIES = auto()
@@ -118,6 +119,23 @@ def _more(plan: PlanBuilder) -> Iterator[str]:
             f"rollout.unfinished {rollout.unfinished} ends a rollout with the first {show(prompts)} groups of all that "
             f"it draws, and with rollout.oversampling_factor {rollout.oversampling_factor:g} it draws no more: give "
             f"{max(1.25, 1 + least):g}, or rollout.unfinished=wait"
+        )
+
+
+@rule(
+    ApartRule.CONTINUED_GROUPS_FIND_ROOM,
+    "with `rollout.unfinished: continue`, `rollout.oversampling_factor` is at most 1 + `rollout.max_continuations`",
+    Topic.ENGINES,
+)
+def _room(plan: PlanBuilder) -> Iterator[str]:
+    """Rollouts train on as many groups as they have room for, so more cannot be begun than these have in time."""
+    rollout = plan.config.rollout
+    if rollout.unfinished == "continue" and rollout.oversampling_factor > 1 + rollout.max_continuations:
+        needed = math.ceil(rollout.oversampling_factor) - 1
+        yield (
+            f"rollout.oversampling_factor {rollout.oversampling_factor:g} has more groups carried on than rollouts can "
+            f"train on within rollout.max_continuations ({rollout.max_continuations}): give at most "
+            f"{1 + rollout.max_continuations}, or max_continuations={needed}"
         )
 
 

@@ -68,6 +68,7 @@ from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import AnyReference, load_teacher, moving, reference_of, refuse_other_teacher
 from gspo_hpc.training.sampling.base import Sampler
 from gspo_hpc.training.sampling.colocated import ColocatedSampler
+from gspo_hpc.training.sampling.judged import signal_of
 from gspo_hpc.training.serving import generators
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.link import GeneratorLink
@@ -281,6 +282,7 @@ class TrainingJob:
             stop_requested=monitor.stop_requested,
             note=self._note,
             rollouts=self._run.rollouts,
+            has_signal=signal_of(self._config),
         )
         return worker
 

@@ -93,7 +93,7 @@ class Sampler(abc.ABC):
     def _drawing(self, rollout: int, start: Position) -> Drawing:
         """Return a rollout, which begins at `start`, of which nothing is drawn yet."""
         config = self._recipe.config
-        needed = carrying.required(start, rollout, config.rollout.max_continuations)
+        needed = carrying.required(start, rollout, config.rollout.max_continuations, self._limits.wanted)
 
         def judge(own: Iterable[Group]) -> Judged:
             table = self._judged(own).table

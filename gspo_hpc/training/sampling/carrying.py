@@ -27,9 +27,17 @@ def by_slot(start: Position, prompts: Sequence[int], rollout: int) -> dict[int, 
     return {slot: known.get(slot) or Carried(prompt, rollout) for slot, prompt in enumerate(prompts)}
 
 
-def required(start: Position, rollout: int, max_continuations: int) -> frozenset[int]:
-    """Return the slots of a rollout that no further one may take."""
-    return frozenset(slot for slot, one in enumerate(start.carried) if rollout - one.began >= max_continuations)
+def required(start: Position, rollout: int, max_continuations: int, wanted: int) -> frozenset[int]:
+    """Return the slots that a rollout of `wanted` groups waits for: those for which later ones have no room in time.
+
+    They are the first, for the oldest groups come first. A group may be carried into `max_continuations` rollouts, so
+    of those that rollout b or an earlier one began, only as many may be left as the rollouts up to b +
+    `max_continuations` train on.
+    """
+    most = 0
+    for count, one in enumerate(start.carried, 1):
+        most = max(most, count - wanted * (one.began + max_continuations - rollout))
+    return frozenset(range(most))
 
 
 def begun(start: Position) -> dict[int, Place]:

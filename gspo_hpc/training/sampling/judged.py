@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gspo_hpc.algorithms.objective import Objective
+from gspo_hpc.algorithms.objective import Objective, resolve
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.table import GroupTable
@@ -19,8 +19,9 @@ def judged_groups(own: Iterable[Group], config: Config, objective: Objective) ->
     return update.with_advantages(graded, objective.normalize_advantage, objective.advantage, weights)
 
 
-def signal_of(config: Config, objective: Objective) -> Callable[[Group], bool]:
+def signal_of(config: Config) -> Callable[[Group], bool]:
     """Return a function that tells of a graded group whether there is anything to learn from it."""
+    objective = resolve(config.algorithm)
 
     def has_signal(group: Group) -> bool:
         table = GroupTable.of(judged_groups([group], config, objective), 0)

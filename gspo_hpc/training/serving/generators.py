@@ -39,6 +39,7 @@ from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.sampling import carrying
+from gspo_hpc.training.sampling.judged import signal_of
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
@@ -187,6 +188,7 @@ class GeneratorJob:
             sync_weights=self._filler.refill,
             stop_requested=self._stop_requested,
             rollouts=self._rollouts,
+            has_signal=signal_of(self._config),
         )
         mark("ready")
         while True:

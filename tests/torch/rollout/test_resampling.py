@@ -116,8 +116,20 @@ def test_a_rollout_that_does_not_wait_ends_with_enough_groups_and_with_those_tha
 
 def test_a_rollout_is_never_smaller_than_what_is_carried_into_it() -> None:
     limits = DrawLimits.of(Rollout(unfinished="continue", oversampling_factor=1.5), 8)
-    assert limits == DrawLimits(8, 12, 12, waits=False)
-    assert limits.with_carried(4) == limits and limits.with_carried(20) == DrawLimits(8, 20, 20, waits=False)
+    assert limits == DrawLimits(8, 12, 12, waits=False, open=16)
+    assert limits.with_carried(4) == limits
+    assert limits.with_carried(16) == DrawLimits(8, 16, 16, waits=False, open=16)
     dynamic = Rollout(unfinished="drop", oversampling_factor=1.5, dynamic_sampling=True, max_num_gen_batches=3)
     assert DrawLimits.of(dynamic, 8) == DrawLimits(8, 24, 12, waits=False)
     assert DrawLimits.of(Rollout(oversampling_factor=1.5), 8) == DrawLimits(8, 8, 8)
+
+
+def test_no_more_groups_are_open_than_the_next_rollouts_train_on() -> None:
+    """A second round of four times what lacks would be, and the oldest groups would find no room."""
+    limits = DrawLimits.of(
+        Rollout(unfinished="continue", oversampling_factor=1.5, dynamic_sampling=True, max_num_gen_batches=9), 8
+    )
+    for found in range(8):
+        known = {slot: slot < found for slot in range(12)}
+        drawn = draws(known, limits).drawn
+        assert 12 < drawn and drawn - (12 - found) <= 16

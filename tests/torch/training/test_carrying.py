@@ -113,7 +113,7 @@ class Engines:
 def make(folder: Path, engines: Engines, rollout: dict[str, Any]) -> Any:
     config = from_dict(
         {
-            "rollout": {"unfinished": "continue", "oversampling_factor": 1.75, **rollout},
+            "rollout": {"unfinished": "continue", **rollout},
             "batch": {"num_generations": SAMPLES},
             "reward": {"functions": [{"function": "number_match"}]},
         }
@@ -152,15 +152,17 @@ def check(groups: list[Group]) -> None:
     st.integers(0, 10**6),
     st.booleans(),
     st.integers(1, 3),
+    st.floats(1.25, 4.0),
     st.dictionaries(st.integers(0, ROLLOUTS - 1), st.integers(0, 4)),
 )
 def test_every_group_is_trained_on_once_or_carried_on(
-    seed: int, dynamic: bool, continuations: int, kills: dict[int, int]
+    seed: int, dynamic: bool, continuations: int, factor: float, kills: dict[int, int]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, chance = Path(name), random.Random(seed)
         engines = Engines(folder, chance)
-        rollout = {"max_continuations": continuations, "dynamic_sampling": dynamic, "max_num_gen_batches": 3}
+        rollout = {"max_continuations": continuations, "dynamic_sampling": dynamic, "max_num_gen_batches": 4}
+        rollout["oversampling_factor"] = min(factor, 1.0 + continuations)  # more is refused by a rule
         start, trained, drawn = Position(), Counter[int](), 0
         began: dict[int, int] = {}
         for number in range(ROLLOUTS):

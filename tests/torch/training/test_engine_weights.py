@@ -149,7 +149,7 @@ def test_an_engine_that_was_started_again_is_judged_by_the_first_gap_of_the_run(
         return "synced", f"death of {engine}"
 
     job, baseline = object.__new__(train.TrainingJob), Baseline()
-    job._config = job._ranks = None  # type: ignore[assignment]
+    job._config, job._ranks = from_dict({}), None  # type: ignore[assignment]
     job._run = SimpleNamespace(rollouts=None)  # type: ignore[assignment]
     weight_sync: Any = SimpleNamespace(policy=SimpleNamespace(arch=SimpleNamespace(experts=None)), run=run)
     job._start_worker(weight_sync, SimpleNamespace(stop_requested=None), baseline)  # type: ignore[arg-type]

@@ -41,6 +41,15 @@ def test_a_rollout_that_ends_early_draws_more_than_it_trains_on(kind: str) -> No
     assert not broken(PRESET, f"rollout.unfinished={kind}", more), "half a prompt more is one more"
 
 
+def test_no_more_is_begun_than_rollouts_can_train_on_in_time() -> None:
+    """Else groups would be carried on and on, whatever max_continuations says."""
+    words = ("rollout.unfinished=continue", "rollout.oversampling_factor=2.5")
+    assert "give at most 2, or max_continuations=2" in broken(PRESET, *words)["continued_groups_find_room"]
+    assert not broken(PRESET, *words, "rollout.max_continuations=2")
+    assert not broken(PRESET, "rollout.unfinished=continue", "rollout.oversampling_factor=2")
+    assert not broken(PRESET, "rollout.unfinished=drop", "rollout.oversampling_factor=2.5")
+
+
 @pytest.mark.parametrize(
     ("preset", "settings", "rule"),
     [
