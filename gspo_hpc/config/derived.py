@@ -55,6 +55,11 @@ def trained_rows(rows: int, data: Data) -> int:
     return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
 
 
+def has_unseen(data: Data) -> bool:
+    """Return True if there are prompts for evaluation: files of their own, or a share of those for training."""
+    return data.eval is not None or data.train_ratio < 1 or any(one.eval is not None for one in data.sources)
+
+
 def passes_needed(config: Config) -> Passes:
     """Return the log-prob passes of a step.
 

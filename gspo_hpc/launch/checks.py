@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.rows import load_rows
+from gspo_hpc.data.rows import load_parts
+from gspo_hpc.data.sources import parts
 from gspo_hpc.launch import preflight, prompt_lengths
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import hub
@@ -76,13 +77,14 @@ def resolved(config: Config) -> Config:
 
     Raises ValueError if the prompts of data.train cannot be counted.
     """
-    if config.run.max_epochs is None or config.run.max_steps is not None or config.data.train is None:
+    if config.run.max_epochs is None or config.run.max_steps is not None or not parts.training(config.data):
         return config  # if something is missing or given twice, the plan says so
     rows = preflight.rows(config)
     if rows is None:
         preflight.refuse(config, [preflight.data])
+        named = ", ".join(part.path for part in parts.training(config.data))
         raise ValueError(
-            f"run.max_epochs: the prompts of {config.data.train} cannot be counted: give a .jsonl or .parquet file, or "
+            f"run.max_epochs: the prompts of {named} cannot be counted: give a .jsonl or .parquet file, or "
             "run.max_steps"
         )
     return with_steps(config, rows)
@@ -97,8 +99,10 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     preflight.refuse(config, preflight.INPUTS)
     if config.reward.functions or not config.algorithm.has_teacher:
         registry.check(config.reward)  # that there is a function, too
-    files = [path for path in (config.data.train, config.data.eval) if path is not None]
-    rows = [load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
+    given = parts.every(config.data)
+    rows = [
+        load_parts([part], config.data, config.run.seed)[0] for part in given
+    ]  # not all at once: files may be large
     if not rows:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without

@@ -103,7 +103,7 @@ class Models:
 
 
 def _fields(path: str) -> tuple[str, ...] | None:
-    if not os.path.exists(path) and not any(mark in path for mark in "*?"):
+    if not os.path.exists(path) and not any(mark in path for mark in "*?:"):
         return None
     from gspo_hpc.data import counting  # only here: most plans are made where there is no data
 

@@ -18,7 +18,8 @@ from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.replies import Replies
-from gspo_hpc.data.rows import Row, load_rows
+from gspo_hpc.data.rows import Row, load_parts
+from gspo_hpc.data.sources import parts
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.engine.settings import EngineAdapters
 from gspo_hpc.exchange.exchange import Exchange
@@ -110,16 +111,14 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """Return the training prompts and the unseen prompts, as tokens."""
     tokenizer, shown = hf_folder.tokenizer(str(config.model.path)), tools.shown(config.environment)
 
-    def read(path: str | None) -> list[Row]:
-        return [] if path is None else load_rows(path, config.data)
-
     def build(rows: list[Row]) -> list[Prompt]:
         if not rows:
             return []
         return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length, tools=shown)
 
-    train, unseen = read(config.data.train), read(config.data.eval)
-    if config.data.train_ratio < 1 and config.data.eval is None:
+    train = load_parts(parts.training(config.data), config.data, config.run.seed)
+    unseen = load_parts(parts.unseen(config.data), config.data, config.run.seed)
+    if config.data.train_ratio < 1 and not unseen:
         train, unseen = prompts.split(train, config.data, config.run.seed)
     return build(train), build(unseen)[: config.eval.max_prompts]
 

@@ -68,7 +68,8 @@ def length_needs(config: Config, what: str) -> str:
     """Return what a config has to say for a run's length, hours or the like to be known."""
     if config.run.max_epochs is None:
         return f"give run.max_steps or run.max_epochs for its {what}"
-    return f"{config.run.max_epochs:g} epochs; the files of data.train have to be here to know its {what}"
+    given = "data.sources" if config.data.sources else "data.train"
+    return f"{config.run.max_epochs:g} epochs; the files of {given} have to be here to know its {what}"
 
 
 def page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.data.counting import prompt_field
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
@@ -49,9 +50,10 @@ def _length(plan: PlanBuilder) -> Iterator[str]:
 )
 def _evaluation(plan: PlanBuilder) -> Iterator[str]:
     data = plan.config.data
-    if data.eval is not None and data.train_ratio < 1:
+    named = next((one.eval for one in data.sources if one.eval is not None), data.eval)
+    if named is not None and data.train_ratio < 1:
         yield (
-            f"data.eval ({data.eval}) and data.train_ratio ({data.train_ratio:g}) both say which prompts are for "
+            f"data.eval ({named}) and data.train_ratio ({data.train_ratio:g}) both say which prompts are for "
             "evaluation: give data.eval=null, or data.train_ratio=1"
         )
 
@@ -76,7 +78,7 @@ def _prompt_key(plan: PlanBuilder) -> Iterator[str]:
     data = plan.config.data
     for key, path in (("data.train", data.train), ("data.eval", data.eval)):
         found = None if path is None else plan.models.fields(path)
-        if found is not None and data.prompt_key not in found:
+        if found is not None and prompt_field(found, data.prompt_key) is None:
             yield f"{key} {path} has no {data.prompt_key!r} (data.prompt_key); its rows have: {', '.join(found[:20])}"
 
 

@@ -10,6 +10,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.data.prompts import PromptStream
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.sources import parts
 from gspo_hpc.evaluation import transcript
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.models import hub
@@ -73,6 +74,6 @@ def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
 
 def _complete(config: Config) -> Config:
     """Return the configuration with its files in local folders; raise ValueError if it has no prompts."""
-    if not config.data.train:
+    if not parts.training(config.data):
         raise ValueError("data.train is not set: give a file of prompts with data.train=FILE")
     return hub_data.with_files(hub.with_folder(config, teacher=False))

@@ -175,7 +175,6 @@ def other_data(project: Path) -> Words:
 
 
 KIND = {  # what the refusal has to say in these cases
-    "data: a data set without its file": "name its file, too, as openai/gsm8k:FILE",
     "reward: a class": "'mark' is a class",
     "reward: imported": "'mark' is imported",
     "data: less than a rollout": "give more of them",
@@ -210,7 +209,7 @@ KNOWN: dict[str, Fault] = {
     "data: a folder named as a file": folder("more.jsonl", "data.train=more.jsonl"),
     "data: a text file": file("rows.txt", "1 + 1 =\n", "data.train=rows.txt"),
     "data: a text file elsewhere": words("data.train=/elsewhere/rows.txt"),
-    "data: a table": file("rows.csv", "prompt,answer\n1,2\n", "data.eval=rows.csv"),
+    "data: a table": file("rows.xlsx", "prompt,answer\n1,2\n", "data.eval=rows.xlsx"),
     "data: no JSON": file("rows.jsonl", "1 + 1 =\n" * 40),
     "data: a prompt that is a number": rows(*[ROW | {"prompt": 3}] * 40),
     "data: a prompt that is an object": rows(*[ROW | {"prompt": {"text": "a"}}] * 40),
@@ -236,7 +235,7 @@ HELD_OUT: dict[str, Fault] = {
     "data: one JSON list": file("rows.jsonl", json.dumps(ROWS)),
     "data: a pattern of other files": file("part-1.csv", "a\n", "data.train=part-*"),
     "data: not parquet": file("rows.parquet", "no parquet", "data.train=rows.parquet"),
-    "data: a name on the hub without a file": words("data.train=owner/sums:train"),
+    "data: a name on the hub without a file": words("data.train=owner/sums:train/part/one"),
     "data: a text file, in epochs": file("r.txt", "a\n", "data.train=r.txt", "run.max_steps=null", "run.max_epochs=1"),
     "data: other keys": words("data.prompt_key=question"),
     "data: a system prompt without a template": words("data.system_prompt=a", "data.chat_template=false"),
@@ -270,7 +269,7 @@ HELD_OUT: dict[str, Fault] = {
     "teacher: without a weight": words("algorithm.teacher=model"),
     "teacher: another family": taught("config.json", json.dumps(MODEL | {"architectures": ["GPT2LMHeadModel"]})),
     "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
-    "data: a data set without its file": words("data.train=openai/gsm8k"),
+    "data: a table with a row too long": file("rows.csv", "prompt,answer\n1,2,3\n" * 40, "data.train=rows.csv"),
     "reward: a class": own("class mark:\n    pass\n"),
     "reward: imported": own("from math import sqrt as mark\n"),
     "notify: a service that apprise does not know": file("to", "slak://secret/a/b\n", "notify.urls=[file:to]"),
