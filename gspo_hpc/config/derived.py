@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -53,6 +54,14 @@ def trained_rows(rows: int, data: Data) -> int:
     if data.train_ratio == 1:
         return rows
     return math.floor(rows * Fraction(str(data.train_ratio)))  # 0.99 is 99/100, not the nearest binary number
+
+
+def term_names(functions: Sequence[str]) -> tuple[str, ...]:
+    """Return the name of each term of a reward: its function, "#2" added to its second use."""
+    return tuple(
+        f"{name}#{uses + 1}" if (uses := functions[:place].count(name)) else name
+        for place, name in enumerate(functions)
+    )
 
 
 def has_unseen(data: Data) -> bool:

@@ -111,6 +111,8 @@ def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
         raise ValueError(f"{path}: no file matches")
     dropped = selection.dropped(source)
     chosen = None if source is None else selection.Selection(source)
+    if chosen is not None:
+        chosen.note(name for file in parts if file.is_file() for name in formats.columns(file))
     rows: list[Row] = []
     faults: list[str] = []
     count = 0

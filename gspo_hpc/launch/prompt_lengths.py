@@ -72,6 +72,8 @@ def look(config: Config) -> Looked:
     for number, (name, rows) in enumerate(_parts(config)):
         chosen = _chosen(rows, config)
         some = len(chosen) < len(rows)
+        if some and any(one.tokens is not None for one in config.data.sources):
+            return Looked(total, longest, f"the prompts of {name}, which is too much text to filter by tokens")
         try:
             lengths = _lengths(chosen, tokenizer, config, shown)
         except ValueError as mistake:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -128,6 +130,8 @@ class LoadedPrompts:
     """The prompts on rank 0, which reads the data; engines of other ranks fetch theirs while they generate."""
 
     count: int  # for training
+    sizes: Mapping[str, int]  # of them by source; those of data.train have the name ""
+    prior: npt.NDArray[np.float64] | None  # [count] pass rates that rows have, NaN where one has none
     train: list[Prompt]  # on rank 0; empty elsewhere
     unseen: list[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int
@@ -141,10 +145,15 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
     found = b""
     if exchange.transport.rank == 0:
         train, unseen = read_prompts(config)
-        found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
+        rates = prompts.prior_rates(train, config.data)
+        probe = probe_sequences(train, config.rollout.probe_tokens)
+        found = json.dumps([prompts.sizes(train, config.data), len(unseen), probe, rates]).encode()
     with waiting():  # for rank 0
-        count, unseen_count, probe = json.loads(exchange.transport.tree_all_reduce(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, unseen, unseen_count, probe)
+        sizes, unseen_count, probe, rates = json.loads(
+            exchange.transport.tree_all_reduce(found, lambda parts: parts[0])
+        )
+    prior = None if rates is None else np.array(rates, np.float64)  # None in it becomes NaN
+    return LoadedPrompts(sum(sizes.values()), sizes, prior, train, unseen, unseen_count, probe)
 
 
 def conversation_parts(config: Config) -> tuple[Replies, Toolbox | None]:
@@ -182,7 +191,8 @@ def start_rollout_worker(
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
-            pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
+            if config.reward.functions:
+                pool = RewardPool(config.reward, pools=num_engines, sources=config.data.sources)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
-from gspo_hpc.data.prompts import NONE_RETIRED
+from gspo_hpc.data.prompts import NO_RATES, NONE_RETIRED, SourcePosition, source_positions
 from gspo_hpc.data.records import Group
-from gspo_hpc.data.retired import Retired
+from gspo_hpc.data.retired import PassRates, Retired
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
@@ -23,7 +23,7 @@ from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
 BASELINE, AHEAD, WEIGHTS, TEACHER = "baseline.json", "ahead.json", "adaptive_weights.json", "teacher.json"
-RETIRED = "retired.json"
+RETIRED, PASS_RATES, SOURCES = "retired.json", "pass_rates.json", "sources.json"
 
 T = TypeVar("T")
 
@@ -49,6 +49,8 @@ class CheckpointState:
     weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
     teacher: str | None = None  # the fingerprint of the teacher's weights, which are not saved
     retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
+    rates: PassRates = NO_RATES  # by which the next rollout's prompts are drawn, where there is a curriculum
+    sources: tuple[SourcePosition, ...] = ()  # where the next rollout's prompts begin, of each of several sources
 
     def write(self, staging: Path) -> None:
         """Write what all ranks have alike into a checkpoint that is not committed yet."""
@@ -63,6 +65,10 @@ class CheckpointState:
             write_atomically(staging / TEACHER, json.dumps({"fingerprint": self.teacher}))
         if self.retired:
             write_atomically(staging / RETIRED, json.dumps(self.retired.to_dict()))
+        if self.rates:
+            write_atomically(staging / PASS_RATES, json.dumps(self.rates.to_dict()))
+        if self.sources:
+            write_atomically(staging / SOURCES, json.dumps(self.sources))
 
     def write_groups(self, staging: Path, rank: int) -> dict[str, Entry]:
         """Write this rank's groups into a file of its own; return its size and hash. Ranks without groups write none.
@@ -104,11 +110,15 @@ class CheckpointState:
         teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
         path = checkpoint / RETIRED
         retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
+        path = checkpoint / PASS_RATES
+        rates = _parsed(path, lambda text: PassRates.from_dict(json.loads(text))) if path.exists() else NO_RATES
+        path = checkpoint / SOURCES
+        sources = _parsed(path, lambda text: source_positions(json.loads(text))) if path.exists() else ()
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _groups(checkpoint / name),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired)
+        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired, rates, sources)
 
 
 def read_cursor(checkpoint: Path) -> Cursor:

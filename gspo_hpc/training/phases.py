@@ -14,14 +14,16 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.data.retired import pass_rates
+from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.data.table import UNGRADED, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation import evaluate
+from gspo_hpc.evaluation.by_source import source_epochs
 from gspo_hpc.evaluation.evaluate import CompletionSource, are_right
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
-from gspo_hpc.rewards.registry import part_names
-from gspo_hpc.rollout.drawing import Drawing, Judged
+from gspo_hpc.rewards.registry import part_names, source_weights
+from gspo_hpc.rollout.drawing import Drawing, Judged, pass_rates_decide
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.resampling import DrawLimits, Draws, Starved
 from gspo_hpc.rollout.timing import added_up
@@ -97,8 +99,7 @@ class Sampler(abc.ABC):
 
         def judge(own: Iterable[Group]) -> Judged:
             table = self._judged(own).table
-            retires = config.data.no_resampling_pass_rate is not None
-            rates = pass_rates(table, are_right(table, config)) if retires else {}
+            rates = pass_rates(table, are_right(table, config)) if pass_rates_decide(config) else {}
             return Judged(table, update.signals(table, config), rates)
 
         return Drawing(self._limits, config, judge)
@@ -115,10 +116,20 @@ class Sampler(abc.ABC):
     def _next(self, rollout: int, start: Position, drawing: Drawing) -> Position:
         """Return where the prompts of the rollout after this one begin, once it has all its groups.
 
-        Prompts that it retires are not among them.
+        Prompts that it retires are not among them, and its pass rates weigh them.
         """
         prompts, after = self._data.stream.take(start, drawing.state.used)
-        return replace(after, retired=after.retired.with_more(drawing.retirements(prompts, rollout)))
+        return replace(
+            after,
+            retired=after.retired.with_more(drawing.retirements(prompts, rollout)),
+            rates=after.rates.with_more(drawing.pass_rates(prompts)),
+        )
+
+    def _data_metrics(self, cursor: Cursor, start: Position, after: Position) -> dict[str, float]:
+        """Return what the rollout at `cursor` changed of the data: prompts that are retired, epochs of sources."""
+        rates = [*after.rates.rates.values()]
+        known = {"data/known_pass_rates": len(rates), "data/pass_rate": sum(rates) / len(rates)} if rates else {}
+        return {**self._record_retired(cursor, start, after), **known, **source_epochs(self._data.stream, after)}
 
     def _record_retired(self, cursor: Cursor, start: Position, after: Position) -> dict[str, int]:
         """Record the prompts that the rollout at `cursor` retired, tell of them at the end of an epoch, count them."""
@@ -148,12 +159,14 @@ class Sampler(abc.ABC):
     def _judged(self, own: Iterable[Group]) -> ShardedGroups:
         """Return the groups of all ranks, of which this one holds `own`, with advantages within groups. Collective."""
         config, terms = self._recipe.config, self._recipe.objective
-        graded = update.without_truncated(sorted(own, key=lambda group: group.slot), config)
-        weights = {
-            name: term.weight for name, term in zip(part_names(config.reward), config.reward.functions, strict=True)
-        }
-        made = update.with_advantages(graded, terms.normalize_advantage, terms.advantage, weights)
-        return self._ranks.exchange.gather_table(made)
+        graded = update.without_truncated([*own], config)
+        names = part_names(config.reward)
+        made = list[Group]()
+        for source in (None, *config.data.sources):
+            weights = {names[term]: weight for term, weight in source_weights(config.reward, source).items()}
+            own = [group for group in graded if find_source(group.prompt.fields, config.data) is source]
+            made += update.with_advantages(own, terms.normalize_advantage, terms.advantage, weights)
+        return self._ranks.exchange.gather_table(sorted(made, key=lambda group: group.slot))
 
     def _request(self, slots: Sequence[int], prompts: Mapping[int, Prompt], rollout: int) -> Request:
         """Return the request for completions of some slots of a rollout, to train on."""
@@ -219,7 +232,7 @@ class ColocatedSampler(Sampler):
         self._weights.sleep()
         self._remark(cursor, drawing.state)
         after = self._next(cursor.rollout, start, drawing)
-        metrics = added_up(engines) | drawing.metrics() | self._record_retired(cursor, start, after)
+        metrics = added_up(engines) | drawing.metrics() | self._data_metrics(cursor, start, after)
         return self._rollout(cursor, drawing.chosen(), after, metrics, cursor.step)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
-from gspo_hpc.data.prompts import NONE_RETIRED, Position
-from gspo_hpc.data.retired import Retired
+from gspo_hpc.data.prompts import NO_RATES, NONE_RETIRED, Position, SourcePosition
+from gspo_hpc.data.retired import PassRates, Retired
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
@@ -41,6 +41,8 @@ class Progress:
     weights: AdaptiveWeights | None = None  # of the objective, where they follow targets
     teacher: str | None = None  # the fingerprint of its weights
     retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
+    rates: PassRates = NO_RATES  # by which its prompts are drawn, where there is a curriculum
+    sources: tuple[SourcePosition, ...] = ()  # where its prompts begin, of each of several sources
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class Progress:
     @property
     def start(self) -> Position:
         """The position of the next rollout's prompts."""
-        return Position(self.cursor.epoch, self.cursor.offset, self.retired)
+        return Position(self.cursor.epoch, self.cursor.offset, self.retired, self.rates, self.sources)
 
     def begin_rollout(self, rollout: Rollout, groups: ShardedGroups, seconds: float) -> None:
         """Train on `groups`, those of the rollout with log-probs, from here on; they took `seconds`."""
@@ -73,7 +75,7 @@ class Progress:
             skipped=result is not None and result.skipped and not result.overflowed,
             tokens=int(batch.table.rows["sampled_len"].sum()),
         )
-        self.retired = self._after.retired
+        self.retired, self.rates, self.sources = self._after.retired, self._after.rates, self._after.parts
         if self.cursor.update == 0:
             self.groups = None
         return before
@@ -92,5 +94,14 @@ class Progress:
         unused = self.groups if self.cursor.update else None
         groups = list(unused.own.values()) if unused is not None else []
         return CheckpointState(
-            self.cursor, groups, self.record, replace(self.baseline), ahead, self.weights, self.teacher, self.retired
+            self.cursor,
+            groups,
+            self.record,
+            replace(self.baseline),
+            ahead,
+            self.weights,
+            self.teacher,
+            self.retired,
+            self.rates,
+            self.sources,
         )

@@ -16,6 +16,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.planning import exactness
 from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
+from gspo_hpc.system.text import rounded
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.fixes.change import Change, Fix
@@ -120,6 +121,9 @@ def page(
         ),
         "lrl",
     )
+    if plan.sources:
+        yield from title("Sources")
+        yield grid(_sources(plan), "lrrrrr")
     yield from title("Passes")
     yield grid(_passes(plan, config))
     yield from title("Algorithm")
@@ -143,6 +147,14 @@ def page(
     if notes:
         yield from title("Notes")
         yield from (item("  -  ", note) for note in notes)
+
+
+def _sources(plan: Plan) -> Iterator[tuple[str, ...]]:
+    yield "", "prompts", "share", "most in a rollout", "draws", "epochs"
+    for one in plan.sources:
+        most, draws = ("?" if count is None else f"{count:,}" for count in (one.most, one.draws))
+        epochs = "?" if one.epochs is None else rounded(one.epochs)
+        yield one.name, f"{one.prompts:,}", f"{one.share:.1%}", most, draws, epochs
 
 
 def _broken(name: str, plan: Plan, places: Places, fixes: Sequence[Fix]) -> Iterator[RenderableType]:

@@ -51,19 +51,16 @@ def needs_pyarrow(path: str | Path) -> bool:
 
 
 def rows(path: Path, most_bytes: int | None, without: Collection[str] = ()) -> Rows:
-    """Yield the rows of a file, at most those that end within so many bytes of its text, without some columns.
+    """Yield the rows of a file, at most those that end within so many bytes of its text.
 
-    A columnar file of more bytes yields its first 20 rows, or none if one piece of it may be too large to read.
-    Raises ValueError for a file that is not of its kind, OSError for one that cannot be read.
+    A columnar file of more bytes yields its first 20 rows, or none if one piece of it may be too large to read; its
+    columns `without` are not read. Raises ValueError for a file that is not of its kind, OSError for one that cannot be
+    read.
     """
     form = kind(path)
     if form in _COLUMNAR:
         return _columnar(path, most_bytes, without)
-    found = _jsonl(path, most_bytes) if form == JSONL else _csv(path, most_bytes, "\t" if form == TSV else ",")
-    return (
-        (where, {k: v for k, v in row.items() if k not in without} if without and isinstance(row, dict) else row)
-        for where, row in found
-    )
+    return _jsonl(path, most_bytes) if form == JSONL else _csv(path, most_bytes, "\t" if form == TSV else ",")
 
 
 def count(path: Path) -> int:
@@ -98,6 +95,11 @@ def fields(path: Path) -> tuple[str, ...] | None:
                     return None
                 found |= dict.fromkeys(row)
     return tuple(found) or None
+
+
+def columns(path: Path) -> tuple[str, ...]:
+    """Return the columns of a columnar file, those included that are not read; none of another. Raises ValueError."""
+    return (fields(path) or ()) if kind(path) in _COLUMNAR else ()
 
 
 def media(path: Path) -> dict[str, str]:

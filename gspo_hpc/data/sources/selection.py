@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from gspo_hpc.config.schema import Source
+from gspo_hpc.config.schema import Data, Source
 from gspo_hpc.system.text import near_miss
 
 FIELD = "data_source"  # of a row: the name of its source, as in the data of other trainers
@@ -30,6 +30,10 @@ class Selection:
         self._names: dict[str, None] = {}  # fields of any row, before renaming
         self._fields: dict[str, None] = {}  # and after it
         self.seen = self.left_out = 0
+
+    def note(self, names: Iterable[str]) -> None:
+        """Note columns that files have, be they read or not."""
+        self._names |= dict.fromkeys(names)
 
     def of(self, raw: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the row as it is used; None if it is left out. Raises ValueError for two fields of one name."""
@@ -81,9 +85,9 @@ def fits(value: Any, wanted: Any) -> bool:
     Text that is a number, as all values of CSV are text, counts as that number beside a number.
     """
     if isinstance(wanted, Mapping):
-        number = _number(value)
+        found = number(value)
         low, high = wanted.get("min", float("-inf")), wanted.get("max", float("inf"))
-        return number is not None and low <= number <= high
+        return found is not None and low <= found <= high
     return any(_equal(value, one) for one in (wanted if isinstance(wanted, list) else [wanted]))
 
 
@@ -111,6 +115,12 @@ def without_repeats(texts: Iterable[str], known: set[bytes]) -> list[bool]:
     return found
 
 
+def find_source(fields: Mapping[str, Any], data: Data) -> Source | None:
+    """Return the source of a prompt by its fields; None without sources, and for other prompts of data.eval."""
+    name = fields.get(FIELD) if data.sources else None
+    return next((one for one in data.sources if one.name == name), None)
+
+
 def dropped(source: Source | None) -> Collection[str]:
     """Return the columns that a source leaves out."""
     return [] if source is None else [name for name, new in source.columns.items() if new is None]
@@ -120,11 +130,12 @@ def _equal(value: Any, wanted: Any) -> bool:
     if wanted is None or isinstance(wanted, bool):
         return value is wanted or (isinstance(value, str) and value.lower() == _AS_TEXT[wanted])
     if isinstance(wanted, int | float):
-        return _number(value) == wanted
+        return number(value) == wanted
     return bool(value == wanted)
 
 
-def _number(value: Any) -> float | int | None:
+def number(value: Any) -> float | int | None:
+    """Return a number, also one that is written as text; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

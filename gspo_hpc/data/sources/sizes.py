@@ -10,6 +10,9 @@ from gspo_hpc.data import counting
 from gspo_hpc.data.rows import load_parts
 from gspo_hpc.data.sources import parts, selection
 
+_KEPT = 16  # counts that are kept: a plan and its fixes ask again and again
+_counted: dict[object, dict[str, int] | None] = {}
+
 
 def sizes(data: Data, seed: int, most_bytes: float = math.inf) -> dict[str, int] | None:
     """Return the prompts of each source, by its name, or of data.train under ""; None if one cannot be counted.
@@ -18,11 +21,22 @@ def sizes(data: Data, seed: int, most_bytes: float = math.inf) -> dict[str, int]
     read, nor is any file of more where its rows are looked at one by one, for a filter or repeated prompts.
     """
     given = parts.training(data)
+    if not given or not all(counting.is_there(one.path) for one in given):
+        return None
+    files = [file for one in given for file in counting.files(one.path) if file.exists()]
+    state = tuple((str(file), (told := file.stat()).st_size, told.st_mtime_ns) for file in files)
+    key = (repr(data), seed, most_bytes, state)
+    if key not in _counted:
+        if len(_counted) > _KEPT:
+            _counted.clear()
+        _counted[key] = _count(given, data, seed, most_bytes)
+    return _counted[key]
+
+
+def _count(given: list[parts.Part], data: Data, seed: int, most_bytes: float) -> dict[str, int] | None:
     looked_at = data.deduplicate or any(
         one.source is not None and (one.source.filter or one.source.characters is not None) for one in given
     )
-    if not given or not all(counting.is_there(one.path) for one in given):
-        return None
     if not looked_at:
         found = {_name(one): counting.count_rows(one.path, most_bytes) for one in given}
         counts = {name: count for name, count in found.items() if count is not None}

@@ -117,8 +117,8 @@ def _teacher_vocabulary(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     ObjectiveRule.TEACHER_ALONE_GRADES_NOTHING,
-    "where no reward function has a weight, groups are not replaced nor prompts retired, and without any function "
-    "there is no evaluation",
+    "where no reward function has a weight, groups are not replaced, prompts neither retired nor weighed, and without "
+    "any function there is no evaluation",
     Topic.OBJECTIVE,
     estimable=True,
 )
@@ -135,6 +135,11 @@ def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
         yield (
             "data.no_resampling_pass_rate leaves out prompts that are solved, but with algorithm.teacher as the only "
             "signal these teach as well: set data.no_resampling_pass_rate=null, or give a reward function a weight"
+        )
+    if config.data.curriculum_floor is not None:
+        yield (
+            "data.curriculum_floor weighs prompts by their right answers, but with algorithm.teacher as the only "
+            "signal all teach alike: set data.curriculum_floor=null, or give a reward function a weight"
         )
     held_out = ""
     if has_unseen(config.data):
