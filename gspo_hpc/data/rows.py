@@ -86,11 +86,11 @@ def load_parts(parts: Iterable[Part], data: Data, seed: int) -> list[Row]:
             rows = [row for row, is_first in zip(rows, first, strict=True) if is_first]
         if part.source is not None:
             if not rows:
-                raise ValueError(f"{part.key}: {part.path}: data.deduplicate leaves none of its {read} rows")
+                raise ValueError(f"{part.path}: data.deduplicate leaves none of its {read} rows")
             try:
                 rows = selection.drawn(rows, part.limit, seed, part.source.name)
             except ValueError as mistake:
-                raise ValueError(f"{part.key}: {part.path}: {mistake}") from None
+                raise ValueError(f"{part.path}: {mistake}") from None
         if part.source is not None or data.deduplicate:
             rows = [replace(row, index=len(found) + place) for place, row in enumerate(rows)]
         found += rows
@@ -133,7 +133,7 @@ def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
     except OSError as error:
         raise ValueError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
     if source is not None and chosen is not None and whole and (mistakes := chosen.mistakes()):
-        raise ValueError(listed(f"{part.key.rpartition('.')[0]}: {path}", mistakes))
+        raise ValueError(listed(f"{path}: source {source.name} names what no row has", mistakes))
     if faults:
         seen = f"{count}" if whole else f"the first {count}"
         raise ValueError(listed(f"{path}: {len(faults)} of {seen} rows cannot be used", faults))
@@ -142,8 +142,10 @@ def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
     if source is not None and source.characters is not None:
         low, high = source.characters
         rows = [row for row in rows if low <= len(row.whole) <= high]
+    if whole and part.limit is not None and 0 < len(rows) < part.limit:
+        raise ValueError(f"{path}: {selection.too_few(part.limit, len(rows))}")
     if not rows and whole:
-        raise ValueError(f"{part.key}: filter and characters leave none of the {count} rows of {path}")
+        raise ValueError(f"{path}: filter and characters leave none of its {count} rows")
     return rows
 
 

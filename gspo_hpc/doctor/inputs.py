@@ -16,6 +16,7 @@ from gspo_hpc.data.files.formats import ARROW, JSONL, PARQUET, kind
 from gspo_hpc.data.rows import Row, first_of, load_parts
 from gspo_hpc.data.sources import parts
 from gspo_hpc.data.sources.parts import Part
+from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.launch import preflight, prompt_lengths
@@ -170,7 +171,8 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
     if not load:
         section.ok("reward functions", names)
         return
-    functions = config.reward.functions
+    source = None if row is None else find_source(row.fields, config.data)
+    functions = [config.reward.functions[term] for term in registry.source_weights(config.reward, source)]
     memory = config.reward.memory_gb
     if row is None:  # without rows they are only loaded
         outcomes = trial.run(functions, "", {}, texts=(), memory_gb=memory)
@@ -183,7 +185,8 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
             fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
             return
-    section.ok("reward functions", f"{names} ({'loaded' if row is None else 'tried'})")
+    done = "loaded" if row is None else "tried" if source is None else f"those of source {source.name} tried"
+    section.ok("reward functions", f"{names} ({done})")
 
 
 def _environment(section: Section, config: Config, row: Row | None, load: bool) -> None:

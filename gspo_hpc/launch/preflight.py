@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, Source
 from gspo_hpc.launch import mounts
 
 if TYPE_CHECKING:
@@ -157,15 +157,15 @@ def prometheus(config: Config) -> Iterator[Problem]:
 
 
 def data(config: Config) -> Iterator[Problem]:
-    """Check the names of data files, the first rows, and that built-in reward functions can grade the first one."""
+    """Check names of data files and their first rows, of which built-in reward functions must be able to grade one."""
     from gspo_hpc.data.sources import parts
 
-    first: Row | None = None
+    told = list[Problem]()
     for part in parts.every(config.data):
-        found = yield from _data(config, part)
-        first = first or found
-    if first is not None:
-        yield from _grading(config, first)
+        first = yield from _data(config, part)
+        if first is not None:
+            told += (one for one in _grading(config, first, part.source) if one not in told)
+    yield from told
 
 
 def _data(config: Config, part: Part) -> Generator[Problem, None, Row | None]:
@@ -209,12 +209,13 @@ def _data(config: Config, part: Part) -> Generator[Problem, None, Row | None]:
     return first[0] if first and part.trains else None
 
 
-def _grading(config: Config, row: Row) -> Iterator[Problem]:
+def _grading(config: Config, row: Row, source: Source | None) -> Iterator[Problem]:
     """Yield why built-in reward functions cannot grade a row. A user's own are tried only when a run is started."""
-    from gspo_hpc.rewards import builtin
+    from gspo_hpc.rewards import builtin, registry
 
     wrong = {problem.key for problem in reward_functions(config)}
-    for number, term in enumerate(config.reward.functions):
+    for number in registry.source_weights(config.reward, source):
+        term = config.reward.functions[number]
         key = f"reward.functions[{number}].function"
         if term.function not in builtin.REGISTRY or key in wrong:
             continue

@@ -53,6 +53,9 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
     yield from _inert_sampling(plan)
     yield from _inert_retirement(plan)
     yield from _inert_curriculum(plan)
+    for one in plan.sources:
+        if one.draws == 0:
+            yield f"data.sources: the run draws no prompt of source {one.name}: give it more weight, or leave it out"
     yield from _inert_recomputation(plan)
     yield from learnable.warnings(plan)
     faults = plan.config.faults
@@ -212,7 +215,7 @@ def _retirement(plan: PlanBuilder) -> Iterator[str]:
 def _ends(plan: PlanBuilder) -> Iterator[str]:
     """Yield what becomes of rollouts that are cut off by the end of the data or of the run."""
     config, q, rows, spg = plan.config, plan.quantities, plan.rows, plan.quantities.get("steps_per_generation")
-    prompts = None if config.rollout.dynamic_sampling else q.get("num_rollout_prompts")
+    prompts = None if config.rollout.dynamic_sampling or config.data.sources else q.get("num_rollout_prompts")
     if rows is not None and prompts is not None and prompts.denominator == 1 and rows >= prompts:
         if rest := rows % int(prompts):
             yield (

@@ -99,10 +99,15 @@ def drawn(rows: list[T], limit: int | None, seed: int, name: str) -> list[T]:
     if limit is None:
         return rows
     if limit > len(rows):
-        raise ValueError(f"#{limit} asks for more rows than are left, {len(rows)}: give #{len(rows)}, or none")
+        raise ValueError(too_few(limit, len(rows)))
     keys = [hashlib.sha256(f"{seed}:{name}:{place}".encode()).digest() for place in range(len(rows))]
     chosen = sorted(range(len(rows)), key=keys.__getitem__)[:limit]
     return [rows[place] for place in sorted(chosen)]
+
+
+def too_few(limit: int, rows: int) -> str:
+    """Return why a source cannot have so many of its rows."""
+    return f"#{limit} asks for more rows than are left, {rows}: give #{rows}, or none"
 
 
 def without_repeats(texts: Iterable[str], known: set[bytes]) -> list[bool]:
