@@ -18,14 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.config.loader import ConfigError, from_dict
-from gspo_hpc.config.schema import Config
-from gspo_hpc.data.prompts import Position, PromptStream
+from gspo_hpc.config.schema import Config, Data
+from gspo_hpc.data.prompts import Position, PromptStream, build_prompts, prior_rates
+from gspo_hpc.data.prompts import sizes as prompt_sizes
+from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.retired import PassRates, Retirement
 from gspo_hpc.data.rows import Row, load_parts
 from gspo_hpc.data.sources import mixing, parts, selection, stream
 from gspo_hpc.data.sources.sizes import sizes
 from gspo_hpc.data.sources.stream import MixedStream
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.runs import same_run
+from gspo_hpc.runs.directory import open_run
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 9), st.floats(0.01, 20)), min_size=1, max_size=5)
 
@@ -369,3 +373,58 @@ def test_rules(tmp_path: Path, sources: list[dict[str, Any]], sections: dict[str
     files(tmp_path)
     found = broken(tmp_path, *sources, **sections)
     assert any(re.search(why, message) for message in found), found
+
+
+def test_files_of_every_source_are_those_that_the_run_began_with(tmp_path: Path) -> None:
+    files(tmp_path)
+    sources = [{**MATH, "files": f"{tmp_path}/math.jsonl#9"}, {**SUMS, "files": f"{tmp_path}/sums.csv"}]
+    config = from_dict({"run": {"dir": str(tmp_path / "run")}, "data": {"sources": sources}})
+    run, _ = open_run(config)
+    hashes = run.read_info()["data_sha256"]
+    assert hashes.keys() == {"data.sources[0].files", "data.sources[1].files"} and all(map(len, hashes.values()))
+    assert same_run.changes(run, config) == ""
+    (tmp_path / "sums.csv").write_text("prompt,answer,level\nother,1,1\n")
+    told = same_run.changes(run, config)
+    assert told.startswith(f"data.sources[1].files ({tmp_path}/sums.csv) is not the file") and "math" not in told
+    heavier = from_dict(
+        {"run": {"dir": str(tmp_path / "run")}, "data": {"sources": [{**one, "weight": 1} for one in sources]}}
+    )
+    assert "data.sources: " in same_run.changes(run, heavier), "weights cannot change within a run"
+
+
+def test_the_system_prompt_of_a_source(tmp_path: Path) -> None:
+    """It takes the place of data.system_prompt for its rows alone, and `tokens` counts it."""
+
+    class Letters:
+        """A tokenizer of letters whose template shows roles."""
+
+        chat_template = "messages"
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            return "".join(f"<{one['role']}>{one['content']}" for one in messages)
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+            return {"input_ids": [[*map(ord, text)] for text in texts]}
+
+    files(tmp_path)
+    sources = [{**MATH, "system_prompt": "Own", "tokens": [19, 19]}, SUMS]
+    given = [{**one, "files": str(tmp_path / one.get("files", "math.jsonl"))} for one in sources]
+    config = from_dict({"data": {"sources": given, "system_prompt": "All"}})
+    rows = load_parts(parts.training(config.data), config.data, 42)
+    found = build_prompts(rows, Letters(), config.data, 99)
+    texts = [prompt.text for prompt in found]
+    assert texts[0] == "<system>Own<user>q0" and len(texts) == 20 and texts[10] == "<system>All<user>s0"
+    assert prompt_sizes(found, config.data) == {"math": 10, "sums": 10}
+    none = config.model_copy(update={"data": from_dict({"data": {"sources": [{**given[0], "tokens": [1, 2]}]}}).data})
+    with pytest.raises(ValueError, match=r"source math: no prompt has 1 to 2 tokens"):
+        build_prompts(rows[:20], Letters(), none.data, 99)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [([0.5, 2], "'rate' .* is 2: it must be from 0 to 1"), ([0.5, "x"], "is 'x'"), ([None, None], "no prompt has")],
+)
+def test_pass_rates_of_rows_are_shares(values: list[object], why: str) -> None:
+    prompts = [Prompt(i, np.zeros(1, np.int32), "", {"rate": value}) for i, value in enumerate(values)]
+    with pytest.raises(ValueError, match=why):
+        prior_rates(prompts, Data(curriculum_key="rate"))
