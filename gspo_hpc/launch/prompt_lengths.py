@@ -99,6 +99,11 @@ def _require_enough(config: Config, left: int, rows: int) -> None:
     taken = int(make_plan(config).quantities["num_rollout_prompts"])
     if left < taken:
         longest = f"rollout.max_prompt_length ({config.rollout.max_prompt_length})"
+        if any(one.tokens is not None for one in config.data.sources):
+            raise ValueError(
+                f"of {rows} prompts, {left} are within {longest} and the tokens of their sources, but a rollout takes "
+                f"{taken} different ones: widen tokens of the sources, or give more prompts"
+            )
         raise ValueError(
             f"{rows - left} of {rows} prompts are longer than {longest}, and data.overlong=drop leaves {left}, but a "
             f"rollout takes {taken} different ones: raise rollout.max_prompt_length, or set data.overlong=truncate_left"

@@ -55,7 +55,7 @@ def files(part: Part) -> list[Path]:
     if (saved := folder / _SAVED_SPLITS).is_file():
         if config is not None:
             raise ValueError(f"{folder} was written by save_to_disk, which has no configs: give {folder}:SPLIT")
-        names = [str(name) for name in _json(saved).get("splits", [])]
+        names = [_inside(folder, str(name)) for name in _json(saved).get("splits", [])]
         return _saved(folder / _chosen(folder, "split", split or _default(names), names))
     if (folder / _SAVED).is_file():
         if split not in (None, TRAIN) or config is not None:
@@ -163,7 +163,14 @@ def _saved(folder: Path) -> list[Path]:
     state = _json(folder / _SAVED)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(f"{folder} has its rows in another order than its files: save_to_disk it again")
-    return [folder / str(one["filename"]) for one in state.get("_data_files", [])]
+    return [folder / _inside(folder, str(one["filename"])) for one in state.get("_data_files", [])]
+
+
+def _inside(folder: Path, name: str) -> str:
+    """Return a name that is one of the folder itself. Raises ValueError for another."""
+    if Path(name).name != name or name == "..":
+        raise ValueError(f"{folder} names a file outside of it: {name}")
+    return name
 
 
 def _json(path: Path) -> dict[str, Any]:

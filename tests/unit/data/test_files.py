@@ -188,6 +188,16 @@ def test_a_folder_of_splits_by_save_to_disk(tmp_path: Path) -> None:
         load_rows(f"{tmp_path}:tets", Data())
 
 
+@pytest.mark.parametrize(
+    ("state", "content"),
+    [("state.json", {"_data_files": [{"filename": "../a.arrow"}]}), ("dataset_dict.json", {"splits": [".."]})],
+)
+def test_a_saved_folder_names_no_files_outside_of_it(tmp_path: Path, state: str, content: dict[str, Any]) -> None:
+    (tmp_path / state).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"names a file outside of it: \.\."):
+        load_rows(tmp_path, Data())
+
+
 def test_files_of_a_folder_without_names_of_splits_are_all_trained_on(tmp_path: Path) -> None:
     jsonl(tmp_path)
     assert len(load_rows(tmp_path, Data())) == len(ROWS)

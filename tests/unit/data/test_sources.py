@@ -345,6 +345,23 @@ def test_the_plan_says_what_a_run_has_of_each_source(tmp_path: Path) -> None:
     assert plan.to_json()["sources"][1]["epochs"] == 2.0
 
 
+def test_the_plan_warns_of_what_changes_nothing(tmp_path: Path) -> None:
+    files(tmp_path)
+
+    def told(weight: float = 1, steps: int = 2, **data: Any) -> str:
+        both = [{**MATH, "weight": weight}, {**SUMS, "weight": 1}]
+        given = [{**one, "files": str(tmp_path / one.get("files", "math.jsonl"))} for one in both]
+        config = from_dict(BASE | {"run": {"max_steps": steps}, "data": {"sources": given, **data}})
+        plan = make_plan(config, 30)
+        return "\n".join([*plan.warnings, *plan.notes])
+
+    assert "draws no prompt of source sums" in told(weight=99) and "draws no prompt" not in told()
+    inert = "data.curriculum_floor (0.1) changes nothing"
+    assert inert in told(curriculum_floor=0.1) and "chance 4p(1 - p), at least 0.1" in told(curriculum_floor=0.1)
+    assert inert not in told(curriculum_floor=0.1, curriculum_key="rate") and inert not in told()
+    assert inert not in told(curriculum_floor=0.1, steps=20)
+
+
 @pytest.mark.parametrize(
     ("sources", "sections", "why"),
     [
