@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -58,6 +59,19 @@ def trained_rows(rows: int, data: Data) -> int:
 def older_weights_sample(config: Config) -> bool:
     """Return True if weights sample that are gone once training begins: some tokens of it, or all."""
     return config.rollout.max_staleness > 0 or config.rollout.unfinished == "continue"
+
+
+def term_names(functions: Sequence[str]) -> tuple[str, ...]:
+    """Return the name of each term of a reward: its function, "#2" added to its second use."""
+    return tuple(
+        f"{name}#{uses + 1}" if (uses := functions[:place].count(name)) else name
+        for place, name in enumerate(functions)
+    )
+
+
+def has_unseen(data: Data) -> bool:
+    """Return True if there are prompts for evaluation: files of their own, or a share of those for training."""
+    return data.eval is not None or data.train_ratio < 1 or any(one.eval is not None for one in data.sources)
 
 
 def passes_needed(config: Config) -> Passes:

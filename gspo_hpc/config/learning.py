@@ -37,18 +37,8 @@ TopK = Annotated[
     checked(lambda v: v != 0, _TOP_K),
     WHOLE,
 ]
+
 _SLEEP = "must be 1 (weights wait in host memory) or 2 (they are dropped)"
-# What transformers' apply_chat_template takes beside the variables of a template; prompts are made in one way here.
-_RENDERING = (
-    "conversation tokenize add_generation_prompt continue_final_message padding truncation max_length return_tensors "
-    "return_dict return_assistant_tokens_mask tokenizer_kwargs"
-).split()
-_VARIABLES = f"must hold variables of the chat template, and none of {', '.join(_RENDERING)}"
-TemplateVariables = Annotated[
-    FreeForm,
-    Field(json_schema_extra={"propertyNames": {"not": {"enum": _RENDERING}}, "errorMessage": _VARIABLES}),
-    checked(lambda v: not {*v} & {*_RENDERING}, _VARIABLES),
-]
 SleepLevel = Annotated[int, Field(ge=1, le=2, json_schema_extra={"errorMessage": _SLEEP}), WHOLE]
 
 
@@ -79,37 +69,6 @@ class Batch(Section):
         None, "Tokens per micro-batch of the pass of the reference model; the default is that of the update."
     )
     share_prompts: bool = key(True, "Compute the prompt of a group once for all of its completions.")
-
-
-class Data(Section):
-    """Prompts: JSONL or parquet rows with a prompt (text or chat messages); reward functions get the other fields."""
-
-    train: str | None = key(
-        None,
-        "The file of training prompts, a pattern (data/train-*.parquet), or a dataset's file on the hub "
-        "(OWNER/NAME:FILE or OWNER/NAME@REVISION:FILE, where FILE may be a pattern).",
-    )
-    eval: str | None = key(None, "The file of evaluation prompts; named as data.train is.")
-    train_ratio: Share = key(
-        1.0,
-        "Share of data.train that is trained on; the rest, drawn by run.seed, are the evaluation prompts. Give this or "
-        "data.eval.",
-    )
-    prompt_key: str = key("prompt", "The field of a row that holds the prompt.")
-    system_prompt: str | None = key(None, "A system message in front of every prompt.")
-    chat_template: bool = key(True, "Put text prompts through the tokenizer's chat template, as one user message.")
-    chat_template_kwargs: TemplateVariables = key(
-        {}, "Further variables of the chat template, such as {enable_thinking: false} for Qwen3."
-    )
-    shuffle: bool = key(True, "Shuffle the prompts in every pass over the data.")
-    no_resampling_pass_rate: Share | None = key(
-        None,
-        "Retire a prompt once this share of the completions of its group, or more, is right (more than half a mark of "
-        "eval.reward): later epochs do not sample it again. ScaleRL has 0.9; the default is never.",
-    )
-    overlong: Literal["error", "drop", "truncate_left"] = key(
-        "error", "What to do with prompts that are longer than rollout.max_prompt_length."
-    )
 
 
 class Rollout(Section):

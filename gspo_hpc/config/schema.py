@@ -22,7 +22,6 @@ from gspo_hpc.config.algorithm import AlgorithmSettings
 from gspo_hpc.config.learning import (
     Batch,
     Checkpoint,
-    Data,
     Environment,
     Eval,
     Optimizer,
@@ -46,6 +45,7 @@ from gspo_hpc.config.machine import (
     Slurm,
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
+from gspo_hpc.config.sections.data import Data, Source
 
 __all__ = [
     "Adapter",
@@ -70,6 +70,7 @@ __all__ = [
     "Rollout",
     "Run",
     "Slurm",
+    "Source",
     "Tool",
     "Tracking",
     "as_dict",
@@ -200,7 +201,7 @@ class Config(Section):
             "batch.micro_batch_size or batch.micro_batch_tokens": (
                 self.batch.micro_batch_size or self.batch.micro_batch_tokens
             ),
-            "data.train": self.data.train,
+            "data.train": self.data.train or self.data.sources or None,
             "reward.functions": self.reward.functions or (() if self.algorithm.has_teacher else None),
         }
         return [key for key, value in needed.items() if value is None]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,16 @@ from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.carried import Carried
 from gspo_hpc.data.records import Prompt
-from gspo_hpc.data.retired import Retired, Retirement
+from gspo_hpc.data.retired import PassRates, Retired, Retirement
 from gspo_hpc.data.rows import Messages, Row, listed
+from gspo_hpc.data.sources.selection import FIELD, find_source, number
 from gspo_hpc.system.progress import mark
 
 log = logging.getLogger(__name__)
 
-NONE_RETIRED = Retired()
+NONE_RETIRED, NO_RATES = Retired(), PassRates()
 _Key = tuple[tuple[int, ...], tuple[Retirement, ...]]  # retired prompts that each epoch leaves out, and which
+_CHANCE = 1  # tells the words that decide about prompts from those that order them
 _AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
 
 
@@ -40,6 +43,32 @@ def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]
     drawn = np.argsort(np.random.PCG64([seed, len(rows)]).random_raw(len(rows)), kind="stable")
     chosen = set(drawn[:kept].tolist())
     return [r for i, r in enumerate(rows) if i in chosen], [r for i, r in enumerate(rows) if i not in chosen]
+
+
+def sizes(prompts: Sequence[Prompt], data: Data) -> dict[str, int]:
+    """Return the number of prompts of each source, in their order; without sources, of all under ""."""
+    if not data.sources:
+        return {"": len(prompts)}
+    found = Counter(str(prompt.fields[FIELD]) for prompt in prompts)
+    return {one.name: found[one.name] for one in data.sources}
+
+
+def prior_rates(prompts: Sequence[Prompt], data: Data) -> list[float | None] | None:
+    """Return the pass rates that rows have under data.curriculum_key, None for a row without; None without that key.
+
+    Raises ValueError for one that is no number from 0 to 1, and if no row has any.
+    """
+    key = data.curriculum_key
+    if key is None:
+        return None
+    found = [number(prompt.fields.get(key)) for prompt in prompts]
+    for prompt, rate in zip(prompts, found, strict=True):
+        given = prompt.fields.get(key)
+        if (rate is None and given not in (None, "")) or (rate is not None and not 0 <= rate <= 1):
+            raise ValueError(f"row {prompt.index}: {key!r} (data.curriculum_key) is {given!r}: it must be from 0 to 1")
+    if all(rate is None for rate in found):
+        raise ValueError(f"data.curriculum_key: no prompt has a pass rate in the field {key!r}")
+    return found
 
 
 def template_of(tokenizer: Any, data: Data) -> str:
@@ -62,8 +91,9 @@ def build_prompts(
     data.chat_template is false. The template also gets data.chat_template_kwargs; a warning names those that it does
     not have. It shows `tools`, JSON Schemas of what the model may call. data.system_prompt is put before messages that
     have no system message. Prompts of more than `max_prompt_length` tokens are an error, are dropped, or keep their
-    last tokens, as data.overlong says. A prompt's `index` is its row's, so there are gaps where rows were dropped.
-    Raises ValueError for prompts that cannot be built or are too long, and where none is left.
+    last tokens, as data.overlong says; those outside the `tokens` of their source are left out. A prompt's `index` is
+    its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot be built or are too
+    long, and where none is left.
     """
     texts: list[str] = []
     faults: list[str] = []
@@ -95,9 +125,16 @@ def build_prompts(
         log.warning("data.chat_template_kwargs: the chat template has no %s, so it changes nothing", ", ".join(unread))
     prompts = []
     overlong: list[tuple[int, str]] = []  # tokens, and the row
+    left_out = Counter[str]()  # prompts that a source does not want for their length, by its name
     for row, text, tokens in zip(rows, texts, _encode(rows, texts, tokenizer, data), strict=True):
         if not tokens:
             raise ValueError(f"{row.where}: the prompt has no tokens")
+        source = find_source(row.fields, data)
+        if source is not None and source.tokens is not None:
+            low, high = source.tokens
+            if not low <= len(tokens) <= high:
+                left_out[source.name] += 1
+                continue
         if len(tokens) > max_prompt_length:
             overlong.append((len(tokens), row.where))
             if data.overlong != "truncate_left":
@@ -105,6 +142,10 @@ def build_prompts(
             tokens = tokens[-max_prompt_length:]
             text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, row.fields))
+    for one in data.sources:
+        if left_out[one.name] and left_out[one.name] == sum(find_source(row.fields, data) is one for row in rows):
+            low, high = one.tokens or (0, 0)
+            raise ValueError(f"source {one.name}: no prompt has {low:g} to {high:g} tokens (tokens)")
     found = f"{len(overlong)} of {len(rows)} prompts are longer than rollout.max_prompt_length ({max_prompt_length})"
     if overlong and data.overlong == "error":
         most, where = max(overlong, key=lambda one: one[0])
@@ -122,6 +163,15 @@ def build_prompts(
     return prompts
 
 
+class SourcePosition(NamedTuple):
+    """A position among the prompts of one of several sources."""
+
+    draws: int  # of the source since the run began
+    epoch: int
+    offset: int
+    known: tuple[tuple[int, int], ...]  # see Retired
+
+
 @dataclass(frozen=True)
 class Position:
     """A position in a prompt stream: `offset` places of `epoch` are behind it; `retired` prompts are not taken.
@@ -132,24 +182,43 @@ class Position:
     epoch: int = 0
     offset: int = 0
     retired: Retired = NONE_RETIRED
+    rates: PassRates = NO_RATES  # by which prompts are drawn, where there is a curriculum
+    parts: tuple[SourcePosition, ...] = ()  # by source, where there are several and something was drawn
     carried: tuple[Carried, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the position as plain JSON."""
         raw: dict[str, Any] = {"epoch": self.epoch, "offset": self.offset}
         raw |= {"retired": self.retired.to_dict()} if self.retired else {}
-        return raw | {"carried": list(self.carried)} if self.carried else raw
+        raw |= {"rates": self.rates.to_dict()} if self.rates else {}
+        raw |= {"parts": [list(part) for part in self.parts]} if self.parts else {}
+        return raw | ({"carried": list(self.carried)} if self.carried else {})
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         """Return the position that :meth:`to_dict` wrote. Raises ValueError for anything else."""
         epoch, offset = raw.get("epoch"), raw.get("offset")
-        if {*raw} - {"retired", "carried"} != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
+        further = {"retired", "rates", "parts", "carried"}
+        if {*raw} - further != {"epoch", "offset"} or type(epoch) is not int or type(offset) is not int:
             raise ValueError(f"this is not a position in the prompts: {dict(raw)!r}")
         if epoch < 0 or offset < 0:
             raise ValueError(f"epoch and offset of a position must be 0 or more: {dict(raw)!r}")
-        retired = Retired.from_dict(raw["retired"]) if "retired" in raw else NONE_RETIRED
-        return cls(epoch, offset, retired, tuple(map(Carried.from_list, raw.get("carried", ()))))
+        return cls(
+            epoch,
+            offset,
+            Retired.from_dict(raw["retired"]) if "retired" in raw else NONE_RETIRED,
+            PassRates.from_dict(raw["rates"]) if "rates" in raw else NO_RATES,
+            source_positions(raw.get("parts", ())),
+            tuple(map(Carried.from_list, raw.get("carried", ()))),
+        )
+
+
+def source_positions(raw: Iterable[Sequence[Any]]) -> tuple[SourcePosition, ...]:
+    """Return the positions of sources from plain JSON. Raises ValueError or TypeError for anything else."""
+    return tuple(
+        SourcePosition(int(draws), int(epoch), int(offset), tuple((int(since), int(number)) for since, number in known))
+        for draws, epoch, offset, known in raw
+    )
 
 
 @dataclass(eq=False)
@@ -164,6 +233,9 @@ class PromptStream:
 
     Where prompts are retired, places are counted among those that are left. As these become fewer, the window shrinks
     to half of them, but not below `least` (by default `window`), which is as many as a rollout trains on.
+
+    With a `floor`, an epoch passes over some prompts of which a pass rate is known: p = 0 and 1 teach nothing, so a
+    prompt is taken with the chance 4p(1 - p), at least `floor`. `prior` has rates that stand until a group has told.
     """
 
     num_prompts: int
@@ -171,6 +243,8 @@ class PromptStream:
     shuffle: bool
     window: int
     least: int | None = None
+    floor: float | None = None
+    prior: npt.NDArray[np.float64] | None = None  # [num_prompts], NaN where nothing is known
     _orders: dict[_Key, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)  # of two epochs
 
     def __post_init__(self) -> None:
@@ -197,12 +271,17 @@ class PromptStream:
         taken: list[int] = []
         while len(taken) < n:
             order = self._order(epoch, retired, position.epoch)
-            places = offset + np.flatnonzero(~gone[order[offset:]])[: n - len(taken)]
+            wanted = ~gone if self.floor is None else ~gone & self._in_turn(epoch, position.rates, self.floor)
+            places = offset + np.flatnonzero(wanted[order[offset:]])
+            if self.floor is not None:  # an epoch that is passed over in part may bring a prompt too soon
+                recent = taken[max(0, len(taken) + 1 - min(self.window, self.num_prompts - len(retired))) :]
+                places = places[~np.isin(order[places], recent)]
+            places = places[: n - len(taken)]
             taken += order[places].tolist()
             offset = len(order) if len(taken) < n else int(places[-1]) + 1
             if offset == len(order):
                 epoch, offset = epoch + 1, 0
-        return taken, Position(epoch, offset, retired.entered(epoch, position.epoch))
+        return taken, replace(position, epoch=epoch, offset=offset, retired=retired.entered(epoch, position.epoch))
 
     def left(self, retired: Retired) -> int:
         """Return the number of prompts that are not retired."""
@@ -238,6 +317,14 @@ class PromptStream:
             }
         return self._orders[key(epoch)]
 
+    def _in_turn(self, epoch: int, rates: PassRates, floor: float) -> npt.NDArray[np.bool_]:
+        """Return [num_prompts] True for prompts that an epoch takes, by what is known of their pass rates."""
+        known = np.full(self.num_prompts, np.nan) if self.prior is None else self.prior.copy()
+        known[[*rates.rates]] = [*rates.rates.values()]
+        chance = np.where(np.isnan(known), 1.0, np.maximum(floor, 4 * known * (1 - known)))
+        raw = np.random.PCG64([self.seed, epoch, _CHANCE]).random_raw(self.num_prompts)
+        return (raw >> np.uint64(11)) * 2.0**-53 < chance
+
     def _drawn(self, epoch: int) -> npt.NDArray[np.int64]:
         # Ranks of raw random words: unlike Generator.permutation, numpy promises these for all its versions.
         return np.argsort(np.random.PCG64([self.seed, epoch]).random_raw(self.num_prompts), kind="stable")
@@ -265,9 +352,11 @@ def _after(previous: npt.NDArray[np.int64], drawn: npt.NDArray[np.int64], window
 
 def _messages(row: Row, data: Data) -> Messages:
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    if data.system_prompt is None or messages[0]["role"] == "system":
+    source = find_source(row.fields, data)
+    system = data.system_prompt if source is None or source.system_prompt is None else source.system_prompt
+    if system is None or messages[0]["role"] == "system":
         return messages
-    return [{"role": "system", "content": data.system_prompt}, *messages]
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _stands_in(template: str, name: str) -> bool:

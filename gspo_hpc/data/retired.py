@@ -8,7 +8,7 @@ of the rollouts before, in the order of their slots, and neither from the clock 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +79,35 @@ class Retired:
         """Return what :meth:`to_dict` wrote. Raises ValueError, KeyError or TypeError for anything else."""
         prompts = tuple(Retirement(int(prompt), int(rollout), float(rate)) for prompt, rollout, rate in raw["prompts"])
         return cls(prompts, tuple((int(epoch), int(number)) for epoch, number in raw["known"]))
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """The share of right answers in the newest group of each prompt that had one, by place in the list of prompts."""
+
+    rates: Mapping[int, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+    def with_more(self, rates: Mapping[int, float]) -> PassRates:
+        """Return them with those of newer groups."""
+        return PassRates({**self.rates, **rates}) if rates else self
+
+    def between(self, begin: int, end: int) -> PassRates:
+        """Return those of the prompts from `begin` to before `end`, whose first one has the number 0."""
+        if not self.rates:
+            return self
+        return PassRates({prompt - begin: rate for prompt, rate in self.rates.items() if begin <= prompt < end})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return them as plain JSON."""
+        return {"prompts": [*self.rates], "rates": [*self.rates.values()]}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> PassRates:
+        """Return what :meth:`to_dict` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        return cls({int(one): float(rate) for one, rate in zip(raw["prompts"], raw["rates"], strict=True)})
 
 
 def pass_rates(table: GroupTable, right: Sequence[bool]) -> dict[int, float]:

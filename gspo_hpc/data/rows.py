@@ -6,29 +6,34 @@ No numpy, for commands that answer at once. :mod:`gspo_hpc.data.prompts` makes p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.counting import JSONL, PARQUET, files, wrong_name
+from gspo_hpc.data.counting import found_files, prompt_field, wrong_name
+from gspo_hpc.data.files import formats
+from gspo_hpc.data.sources import selection
+from gspo_hpc.data.sources.parts import Part
 from gspo_hpc.system.progress import mark
 
 FIRST_BYTES = 2**20  # of the rows that are looked at where not all are
-_FIRST = 20  # rows of a larger parquet file that are looked at, which has no lines
 SHOWN = 10  # malformed rows that an error lists
 ROLES = ("system", "user", "assistant")
 Messages = list[dict[str, str]]
+
+_MEDIA = re.compile(r"(image|video|audio)s?", re.IGNORECASE)  # columns with files of other kinds than text
+_FILE = re.compile(r".*\.(?:png|jpe?g|webp|gif|bmp|tiff?|mp4|avi|mov|mkv|webm|wav|mp3|flac|ogg)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Row:
     """One checked row of a data file."""
 
-    index: int  # place among the rows of the file, from 0
-    where: str  # FILE:LINE of a JSONL file, FILE:row N of a parquet file; counted from 1
+    index: int  # place among the rows of the file, from 0; with several sources among those of all that are used
+    where: str  # FILE:LINE of a file of text, FILE:row N of another; counted from 1
     prompt: str | Messages
     fields: dict[str, Any]  # all other fields
 
@@ -37,14 +42,19 @@ class Row:
         """The prompt without a chat template: of a list of messages the last."""
         return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
 
+    @property
+    def whole(self) -> str:
+        """The prompt without a chat template: of a list of messages all."""
+        return self.prompt if isinstance(self.prompt, str) else "\n".join(one["content"] for one in self.prompt)
+
 
 def load_rows(path: str | Path, data: Data) -> list[Row]:
-    """Return all rows of a .jsonl or .parquet file, or of all files that a pattern matches. Blank lines are no rows.
+    """Return all rows of a file of data, or of all files that a pattern or a folder has. Blank lines are no rows.
 
     A prompt is text, or a list of chat messages {role, content} that ends with the user's. Raises ValueError with
     every malformed row (the first ten by file and line), or if the file is missing, empty or of another kind.
     """
-    return _checked(path, data, None)
+    return _checked(Part("data.train", str(path)), data, None)
 
 
 def first_rows(path: str | Path, data: Data) -> list[Row]:
@@ -53,57 +63,122 @@ def first_rows(path: str | Path, data: Data) -> list[Row]:
     They are checked as by :func:`load_rows`. There may be none, if the first one is longer than that, or if it is in a
     parquet file too large to look into.
     """
-    return _checked(path, data, FIRST_BYTES)
+    return first_of(Part("data.train", str(path)), data)
 
 
-def _checked(path: str | Path, data: Data, most_bytes: int | None) -> list[Row]:
-    parts = files(path)
+def first_of(part: Part, data: Data) -> list[Row]:
+    """Return the rows at the beginning of what a key names, as :func:`first_rows`, which its source uses."""
+    return _checked(part, data, FIRST_BYTES)
+
+
+def load_parts(parts: Iterable[Part], data: Data, seed: int) -> list[Row]:
+    """Return the rows of all parts, one after the other, that are used of them; their indices are those of this list.
+
+    Raises ValueError as :func:`load_rows`, and where a source has none left, or fewer than its #N.
+    """
+    found: list[Row] = []
+    known: set[bytes] = set()
     for part in parts:
-        if (wrong := wrong_name(part)) is not None:
+        rows = _checked(part, data, None)
+        read = len(rows)
+        if data.deduplicate:
+            first = selection.without_repeats((row.whole for row in rows), known)
+            rows = [row for row, is_first in zip(rows, first, strict=True) if is_first]
+        if part.source is not None:
+            if not rows:
+                raise ValueError(f"{part.path}: data.deduplicate leaves none of its {read} rows")
+            try:
+                rows = selection.drawn(rows, part.limit, seed, part.source.name)
+            except ValueError as mistake:
+                raise ValueError(f"{part.path}: {mistake}") from None
+        if part.source is not None or data.deduplicate:
+            rows = [replace(row, index=len(found) + place) for place, row in enumerate(rows)]
+        found += rows
+    return found
+
+
+def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
+    path, source = part.path, part.source
+    parts = found_files(path)
+    for file in parts:
+        if (wrong := wrong_name(file)) is not None:
             raise ValueError(wrong)
-        if part.is_dir():
-            raise ValueError(f"{part} is a folder: give a file, or a pattern such as {part}/*{JSONL}")
-        if part.exists() and not part.is_file():
-            raise ValueError(f"{part} is not a regular file, which can be read several times")
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder: give a file, or a pattern such as {file}/*{formats.JSONL}")
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} is not a regular file, which can be read several times")
     if not parts:
         raise ValueError(f"{path}: no file matches")
+    dropped = selection.dropped(source)
+    chosen = None if source is None else selection.Selection(source)
+    if chosen is not None:
+        chosen.note(name for file in parts if file.is_file() for name in formats.columns(file))
     rows: list[Row] = []
     faults: list[str] = []
     count = 0
     try:
-        whole = most_bytes is None or sum(part.stat().st_size for part in parts) <= most_bytes
-        for where, raw in _rows(parts, None if whole else most_bytes):
+        _refuse_media(parts, dropped)
+        whole = most_bytes is None or sum(file.stat().st_size for file in parts) <= most_bytes
+        for where, raw in _read(parts, None if whole else most_bytes, dropped):
             count += 1
             mark()
             try:
                 if isinstance(raw, ValueError):
                     raise raw
+                if chosen is not None and isinstance(raw, dict) and (raw := chosen.of(raw)) is None:
+                    continue
                 rows.append(_row(len(rows), where, raw, data))
             except ValueError as fault:
                 faults.append(f"{where}: {fault}")
     except OSError as error:
         raise ValueError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+    if source is not None and chosen is not None and whole and (mistakes := chosen.mistakes()):
+        raise ValueError(listed(f"{path}: source {source.name} names what no row has", mistakes))
     if faults:
         seen = f"{count}" if whole else f"the first {count}"
         raise ValueError(listed(f"{path}: {len(faults)} of {seen} rows cannot be used", faults))
-    if not rows and whole:
+    if not rows and whole and not count:
         raise ValueError(f"{path} has no rows; it needs at least one, with {data.prompt_key!r} in it")
+    if source is not None and source.characters is not None:
+        low, high = source.characters
+        rows = [row for row in rows if low <= len(row.whole) <= high]
+    if whole and part.limit is not None and 0 < len(rows) < part.limit:
+        raise ValueError(f"{path}: {selection.too_few(part.limit, len(rows))}")
+    if not rows and whole:
+        raise ValueError(f"{path}: filter and characters leave none of its {count} rows")
     return rows
+
+
+def _refuse_media(parts: Iterable[Path], dropped: Collection[str]) -> None:
+    """Raise ValueError for columns that hold images, audio or video, as the schema of a file says."""
+    for file in parts:
+        held = {name: what for name, what in formats.media(file).items() if name not in dropped}
+        if held:
+            told = ", ".join(f"{name!r} ({what})" for name, what in held.items())
+            raise ValueError(f"{file} has columns that are no text: {told}. {_without([*held])}")
+
+
+def _without(names: list[str]) -> str:
+    out = ", ".join(f"{name}: null" for name in names)
+    return f"Models are trained on text alone: use other data, or leave them out with data.sources[].columns={{{out}}}"
 
 
 def _row(index: int, where: str, raw: Any, data: Data) -> Row:
     if _kind(raw) != "an object":
         raise ValueError(f"a row must be an object with {data.prompt_key!r} in it, not {_kind(raw)}")
-    if data.prompt_key not in raw:
+    key = prompt_field(raw, data.prompt_key)
+    if key is None:
         raise ValueError(
             f"it has no {data.prompt_key!r} (data.prompt_key); it has: {', '.join(map(str, raw)) or 'nothing'}"
         )
-    fields = {key: value for key, value in raw.items() if key != data.prompt_key}
+    fields = {name: value for name, value in raw.items() if name != key}
+    if held := [name for name, value in fields.items() if _is_media(name, value)]:
+        raise ValueError(f"the column {held[0]!r} holds no text. {_without(held)}")
     try:
         json.dumps(fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"its fields must be values that JSON can hold: {error}") from None
-    prompt = raw[data.prompt_key]
+    prompt = raw[key]
     if isinstance(prompt, str):
         given = {"system_prompt": data.system_prompt, "chat_template_kwargs": data.chat_template_kwargs or None}
         for name in (name for name, value in given.items() if value is not None and not data.chat_template):
@@ -121,6 +196,15 @@ def _row(index: int, where: str, raw: Any, data: Data) -> Row:
     return Row(index, where, messages, fields)
 
 
+def _is_media(name: str, value: Any) -> bool:
+    """Return whether a value is a file that is no text, or names some: bytes, or such a column with something in it."""
+    if isinstance(value, bytes):
+        return True
+    if not _MEDIA.fullmatch(name) or not value:
+        return False
+    return isinstance(value, list | dict) or (isinstance(value, str) and _FILE.fullmatch(value) is not None)
+
+
 def _message(number: int, message: Any) -> dict[str, str]:
     given = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else None
     if given is None or set(given) != {"role", "content"}:
@@ -128,9 +212,17 @@ def _message(number: int, message: Any) -> dict[str, str]:
         raise ValueError(f"message {number} {what}: it must have role and content, and nothing else")
     if given["role"] not in ROLES:
         raise ValueError(f"message {number} has the role {given['role']!r}: it must be one of {', '.join(ROLES)}")
+    if isinstance(given["content"], list) and (held := _media_parts(given["content"])):
+        raise ValueError(f"message {number} holds {held}: models are trained on text alone")
     if _kind(given["content"]) != "text":
         raise ValueError(f"the content of message {number} is {_kind(given['content'])}: it must be text")
     return {"role": given["role"], "content": _text(given["content"], f"message {number}")}
+
+
+def _media_parts(content: list[Any]) -> str:
+    """Return the types of the parts of a message that are no text: {type: image, ...}."""
+    types = {str(one.get("type")) for one in content if isinstance(one, dict)} - {"text"}
+    return " and ".join(sorted(types))
 
 
 def _text(text: str, what: str) -> str:
@@ -143,58 +235,10 @@ def _text(text: str, what: str) -> str:
     return text
 
 
-def _jsonl(path: Path, most_bytes: int | None) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file if most_bytes is None else _lines(file, most_bytes), 1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                yield where, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError as error:
-                yield where, ValueError(f"not UTF-8 at byte {error.start + 1} of the line")
-            except json.JSONDecodeError as error:
-                yield where, ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
-            except (ValueError, RecursionError) as error:
-                yield where, ValueError(f"not JSON that can be read: {error}")
-
-
-def _lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Yield the lines that end within so many bytes."""
-    left = most_bytes
-    while (line := file.readline(left + 1)) and len(line) <= left:
-        left -= len(line)
-        yield line
-
-
-def _parquet(path: Path, most_bytes: int | None) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    size = path.stat().st_size
-    if most_bytes is not None and size > WHOLE_FILE_BYTES:  # one group of its rows may be as large
-        return
-    few = most_bytes is not None and size > most_bytes
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_FIRST) if few else file.iter_batches():
-                for raw in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", raw
-                if few:
-                    return
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
-
-
-_READERS = {JSONL: _jsonl, PARQUET: _parquet}
-
-
-def _rows(parts: Iterable[Path], most_bytes: int | None) -> Iterator[tuple[str, Any]]:
+def _read(parts: Iterable[Path], most_bytes: int | None, without: Collection[str]) -> formats.Rows:
     left = most_bytes
     for part in parts:
-        yield from _READERS[part.suffix](part, left)
+        yield from formats.rows(part, left, without)
         if left is not None:
             left -= part.stat().st_size
             if left <= 0:

@@ -1,6 +1,6 @@
 """The table of a rollout's groups, which every rank has: lengths, rewards, advantages, and which rank holds each group.
 
-That is about 60 bytes a completion. Tokens, log-probs, texts and choices of experts stay on the rank that generated or
+That is about 70 bytes a completion. Tokens, log-probs, texts and choices of experts stay on the rank that generated or
 read the group, its *holder*; from the table alone all ranks decide alike who trains which completion.
 """
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group
+from gspo_hpc.data.sources.selection import FIELD
 
 EXCLUDED, UNGRADED, TRUNCATED, LATE = 1, 2, 4, 8  # bits of a row's flags
 _MOST_CALLS = 65535  # that a row can count
@@ -36,6 +37,7 @@ ROW = np.dtype(
         ("num_cached_tokens", "<i4"),  # tokens of the prompt that the engine took from its prefix cache
         ("flags", "<u1"),
         ("calls", "<u2", len(CALL_OUTCOMES)),  # of tools, by what came of them
+        ("source", "<u4"),  # of the prompt, see source_mark
     ]
 )
 
@@ -128,6 +130,7 @@ class GroupTable:
                 c.num_cached_tokens,
                 _flags(c),
                 tuple(min(c.calls.get(one, 0), _MOST_CALLS) for one in CALL_OUTCOMES),
+                source_mark(str(group.prompt.fields.get(FIELD, ""))),
             )
             for group in groups
             for index, c in enumerate(group.completions)
@@ -152,6 +155,11 @@ class GroupTable:
         return GroupTable(
             self.rows[order], self.names, self.reward_parts[order], self.graded[order], self.outcomes[order]
         )
+
+
+def source_mark(name: str) -> int:
+    """Return the number under which a row has its source: the CRC-32 of the name, 0 without one."""
+    return zlib.crc32(name.encode("utf-8", "backslashreplace"))
 
 
 def concatenate(tables: Sequence[GroupTable]) -> GroupTable:

@@ -8,11 +8,15 @@ import tempfile
 from pathlib import Path
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
+from gspo_hpc.config.derived import has_unseen
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config, Data
+from gspo_hpc.config.schema import Config
 from gspo_hpc.data import counting, hub_data
-from gspo_hpc.data.counting import JSONL
-from gspo_hpc.data.rows import Row, load_rows
+from gspo_hpc.data.files.formats import ARROW, JSONL, PARQUET, kind
+from gspo_hpc.data.rows import Row, first_of, load_parts
+from gspo_hpc.data.sources import parts
+from gspo_hpc.data.sources.parts import Part
+from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
 from gspo_hpc.launch import preflight, prompt_lengths
@@ -29,10 +33,10 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     """Return the findings of the group. `load_functions`: call reward functions and environment on short texts."""
     section = Section("inputs")
     model.check(config, section)
-    first, rows = _data(section, "training data", config.data.train, config.data)
-    if config.data.eval is not None:
-        _data(section, "evaluation data", config.data.eval, config.data)
-    elif config.eval.interval is not None and config.data.train_ratio == 1:
+    first, rows = _training(section, config)
+    for part in parts.unseen(config.data):
+        _data(section, "evaluation data", part, config)
+    if config.eval.interval is not None and not has_unseen(config.data):
         text = "eval.interval is set, but data.eval is not"
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _lengths(section, config)
@@ -69,11 +73,23 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         section.warn("plan", first_line(text), "gspo-hpc plan explains the warning")
 
 
-def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[Row | None, int | None]:
-    """Add the finding of a data file; return its first row, and its number of rows if all were read."""
-    if path is None:
-        section.skip(check, "no file is given")
+def _training(section: Section, config: Config) -> tuple[Row | None, int | None]:
+    """Add the findings of what is trained on; return the first row, and the number of rows if all were read."""
+    given = parts.training(config.data)
+    if not given:
+        section.skip("training data", "no file is given")
         return None, None
+    found = [_data(section, "training data", part, config) for part in given]
+    counts = [count for _, count in found if count is not None]
+    total = sum(counts) if len(counts) == len(found) else None
+    if total is not None and config.data.deduplicate:  # repeated rows of other sources, too
+        total = preflight.rows(config)
+    return next((row for row, _ in found if row is not None), None), total
+
+
+def _data(section: Section, check: str, given: Part, config: Config) -> tuple[Row | None, int | None]:
+    """Add the finding of a data file; return its first row, and its number of rows if all were read."""
+    path, data = given.path, config.data
     if hub_data.is_name(path):  # what is in the cache has its path already
         text = f"{path} is not in the cache of the hub; a run downloads it"
         other = f"If this machine cannot reach the hub, on one that can: {hub_data.command(path)}"
@@ -86,14 +102,18 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[R
     try:
         size = sum(part.stat().st_size for part in counting.files(path))
         if size <= WHOLE_FILE_BYTES:
-            rows = load_rows(path, data)
-            section.ok(check, f"{len(rows):,} rows in {path}")
+            rows = load_parts([given], data, config.run.seed)
+            of = "" if given.source is None else f" of source {given.source.name}"
+            section.ok(check, f"{len(rows):,} rows{of} in {path}")
             return rows[0], len(rows)
-        if file.suffix != JSONL:
+        if kind(file) in (PARQUET, ARROW):
             section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")
             return None, None
-        first = _head(file, data)[0]
-        section.ok(check, f"the first {ROWS:,} rows of {file} ({gib(size)}) are valid")
+        if file.suffix == JSONL:
+            first, looked_at = _head(file, given, config)[0], f"{ROWS:,} rows"
+        else:  # lines are no rows, or are compressed
+            (first, *_), looked_at = first_of(given, data), "rows"
+        section.ok(check, f"the first {looked_at} of {file} ({gib(size)}) are valid")
         return first, None
     except OSError as error:
         section.fail(check, f"{path}: {error.strerror}", f"correct the path; relative paths start at {os.getcwd()}")
@@ -107,7 +127,7 @@ def _data(section: Section, check: str, path: str | None, data: Data) -> tuple[R
 
 def _lengths(section: Section, config: Config) -> None:
     """Add the finding of prompts as tokens, if the files of data and model that they come from are all right."""
-    if any(finding.state == "fail" for finding in section.findings) or config.data.train is None:
+    if any(finding.state == "fail" for finding in section.findings) or not parts.training(config.data):
         return
     check, most = "prompts as tokens", config.rollout.max_prompt_length
     try:
@@ -123,14 +143,14 @@ def _lengths(section: Section, config: Config) -> None:
         section.skip(check, f"{found.unchecked}; ranks find prompts that are too long")
 
 
-def _head(file: Path, data: Data) -> list[Row]:
-    """Return the first ROWS. Raises ValueError for malformed ones."""
+def _head(file: Path, given: Part, config: Config) -> list[Row]:
+    """Return those of the first ROWS that are used. Raises ValueError for malformed ones."""
     with tempfile.TemporaryDirectory(prefix="gspo-doctor-") as folder:
         part = Path(folder) / file.name
         with file.open("rb") as source:
             part.write_bytes(b"".join(itertools.islice(source, ROWS)))
         try:
-            return load_rows(part, data)
+            return load_parts([given._replace(path=str(part), limit=None)], config.data, config.run.seed)
         except ValueError as error:
             raise ValueError(str(error).replace(str(part), str(file))) from None
 
@@ -151,7 +171,8 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
     if not load:
         section.ok("reward functions", names)
         return
-    functions = config.reward.functions
+    source = None if row is None else find_source(row.fields, config.data)
+    functions = [config.reward.functions[term] for term in registry.source_weights(config.reward, source)]
     memory = config.reward.memory_gb
     if row is None:  # without rows they are only loaded
         outcomes = trial.run(functions, "", {}, texts=(), memory_gb=memory)
@@ -164,7 +185,8 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
             fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
             return
-    section.ok("reward functions", f"{names} ({'loaded' if row is None else 'tried'})")
+    done = "loaded" if row is None else "tried" if source is None else f"those of source {source.name} tried"
+    section.ok("reward functions", f"{names} ({done})")
 
 
 def _environment(section: Section, config: Config, row: Row | None, load: bool) -> None:

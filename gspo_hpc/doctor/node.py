@@ -16,6 +16,8 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data import counting
+from gspo_hpc.data.sources import parts
 from gspo_hpc.doctor import files, host, meeting, packages, sizes, tracking, versions
 from gspo_hpc.doctor.finding import Finding, Section, within
 from gspo_hpc.doctor.gpus import judging, reading
@@ -142,8 +144,11 @@ def inputs_here(config: Config) -> list[Finding]:
     section = Section("files")
     for key, path in (
         ("model.path", config.model.path),
-        ("data.train", config.data.train),
-        ("data.eval", config.data.eval),
+        *(
+            (part.key, str(file))
+            for part in parts.every(config.data)
+            for file in (counting.files(part.path) or [Path(part.path)])
+        ),
     ):
         if path is None:
             continue

@@ -7,9 +7,12 @@ only what no metadata says.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.counting import PARQUET
+from gspo_hpc.data.counting import files
+from gspo_hpc.data.files.formats import needs_pyarrow
+from gspo_hpc.data.sources import parts
 from gspo_hpc.doctor import packages
 from gspo_hpc.doctor.finding import Finding, Section
 from gspo_hpc.doctor.packages import Installed, Requirement, requirement, satisfies
@@ -166,8 +169,9 @@ def _need(name: str, config: Config) -> tuple[str, str]:
     if name == "wandb":
         return ("none", "") if tracking.wandb == "disabled" else ("warn", f"; tracking.wandb={tracking.wandb} needs it")
     if name == "pyarrow":
-        parquet = any(str(path or "").endswith(PARQUET) for path in (config.data.train, config.data.eval))
-        return ("fail", "; parquet files need it") if parquet else ("none", "")
+        names = [part.path for part in parts.every(config.data)]
+        columnar = any(needs_pyarrow(file) for name in names for file in (Path(name), *files(name)))
+        return ("fail", "; parquet files need it") if columnar else ("none", "")
     if name == "transformer-engine":
         asked = model.layers == "transformer_engine" or model.fp8 or model.provider == "mcore_bridge"
         if asked:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import Completion, Prompt
-from gspo_hpc.data.table import GroupTable, ShardedGroups
+from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.sources.selection import find_source
+from gspo_hpc.data.table import GroupTable, ShardedGroups, source_mark
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
 from gspo_hpc.evaluation.scores import majority, summary
@@ -65,9 +69,10 @@ def run(worker: CompletionSource, prompts: Sequence[Prompt], count: int, config:
     marks = are_right(drawn.table, config)
     table = [marks[i : i + k] for i in range(0, len(marks), k)]
     majorities = None
-    if (answer := answer_of(config)) is not None:
+    answers = [answer_of(config, source) for source in (None, *config.data.sources)]
+    if all(answer is not None for answer in answers):
         own = {
-            slot: majority([answer(one.text) for one in group.completions], table[slot])
+            slot: majority([_answer(one, group, config) for one in group.completions], table[slot])
             for slot, group in drawn.own.items()
         }
         majorities = list(exchange.gather_values(own).values())
@@ -79,7 +84,7 @@ def rows(exchange: Exchange, found: Evaluated, config: Config, step: int | None)
     greedy = exchange.gather_texts(found.greedy, _told(found.greedy, config))
     samples = {} if found.sampled is None else exchange.gather_texts(found.sampled, _told(found.sampled, config))
     return [
-        {"step": step, "decides": decider(config)}
+        {"step": step}
         | group["prompt"]
         | {"greedy": group["completions"][0], "samples": samples[slot]["completions"] if slot in samples else []}
         for slot, group in sorted(greedy.items())
@@ -88,17 +93,26 @@ def rows(exchange: Exchange, found: Evaluated, config: Config, step: int | None)
 
 def _told(groups: ShardedGroups, config: Config) -> dict[int, dict[str, Any]]:
     """Return what is kept of the groups that this rank holds, by slot."""
-    name, answer = decider(config), answer_of(config)
-    return {
-        slot: {
-            "prompt": {"row": group.prompt.index, "prompt": group.prompt.text, "fields": group.prompt.fields},
+
+    def told(group: Group) -> dict[str, Any]:
+        source = find_source(group.prompt.fields, config.data)
+        name, answer = decider(config, source), answer_of(config, source)
+        prompt = group.prompt
+        return {
+            "prompt": {"decides": name, "row": prompt.index, "prompt": prompt.text, "fields": prompt.fields},
             "completions": [
                 _completion(one, name) | ({} if answer is None else {"answer": answer(one.text)})
                 for one in group.completions
             ],
         }
-        for slot, group in groups.own.items()
-    }
+
+    return {slot: told(group) for slot, group in groups.own.items()}
+
+
+def _answer(one: Completion, group: Group, config: Config) -> str | None:
+    answer = answer_of(config, find_source(group.prompt.fields, config.data))
+    assert answer is not None, "asked of each source before"
+    return answer(one.text)
 
 
 def _completion(one: Completion, name: str) -> dict[str, Any]:
@@ -119,17 +133,22 @@ def _completion(one: Completion, name: str) -> dict[str, Any]:
 def are_right(table: GroupTable, config: Config) -> list[bool]:
     """Return True for each completion that the function which decides gives more than half a mark.
 
-    That is the reward function `eval.reward` (default: the first). Whether another one failed does not matter.
+    That is the reward function `eval.reward` (default: the first), or that of its source. Whether another one failed
+    does not matter.
     """
-    return [bool((row > HALF).any()) for row in table.reward_parts[:, _deciding(table, config)]]
+    return _decided(table.reward_parts > HALF, table, config)
 
 
 def are_graded(table: GroupTable, config: Config) -> list[bool]:
     """Return True for each completion to which the function that decides gave a value, and did not fail."""
-    return [bool(row.any()) for row in table.graded[:, _deciding(table, config)]]
+    return _decided(table.graded, table, config)
 
 
-def _deciding(table: GroupTable, config: Config) -> list[int]:
-    """Return the column of the function that decides; none where it graded nothing."""
-    name = decider(config)
-    return [column for column, known in enumerate(table.names) if known == name]
+def _decided(values: npt.NDArray[np.bool_], table: GroupTable, config: Config) -> list[bool]:
+    """Return of each row the value [N, P] in the column of the function that decides; False where it graded nothing."""
+    found = np.zeros(len(table), np.bool_)
+    for source in (None, *config.data.sources):
+        own = np.ones(len(table), np.bool_) if source is None else table.rows["source"] == source_mark(source.name)
+        name = decider(config, source)
+        found[own] = values[own, table.names.index(name)] if name in table.names else False
+    return found.tolist()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
 from gspo_hpc.evaluation.stored import Answer, Asked, Stored
@@ -55,13 +56,14 @@ def rescore(old: Stored, config: Config) -> Rescored:
     Time limits, memory, retries and what a function that fails means are as in a run.
     """
     _check(config)
-    name, answer = decider(config), answer_of(config)
     results = _graded(old, config)
-    graded = [
-        [_new(each, results[place, index], name, answer) for index, each in enumerate(asked.answers)]
-        for place, asked in enumerate(old.prompts)
-    ]
-    new = stored.regraded(old, name, graded)
+    names, graded = list[str](), list[list[Mapping[str, Any]]]()
+    for place, asked in enumerate(old.prompts):
+        source = find_source(asked.fields, config.data)
+        name, answer = decider(config, source), answer_of(config, source)
+        names.append(name)
+        graded.append([_new(each, results[place, index], name, answer) for index, each in enumerate(asked.answers)])
+    new = stored.regraded(old, names, graded)
     pairs = list(zip(old.prompts, new.prompts, strict=True))
     return Rescored(
         old,
@@ -93,7 +95,7 @@ def _graded(old: Stored, config: Config) -> dict[tuple[int, int], RewardResult]:
     """Return the result of every completion by the place of its prompt and its own; the greedy answer is the first."""
     found: dict[tuple[int, int], RewardResult] = {}
     most = _AHEAD * config.reward.workers
-    with RewardPool(config.reward) as pool:
+    with RewardPool(config.reward, sources=config.data.sources) as pool:
         for place, asked in enumerate(old.prompts):
             _submit(pool, place, asked)
             while pool.pending > most:

@@ -150,10 +150,10 @@ def read(path: Path) -> Stored:
     return Stored(path, tuple(prompts))
 
 
-def regraded(stored: Stored, name: str, graded: Sequence[Sequence[Mapping[str, Any]]]) -> Stored:
-    """Return the same completions with new grades: for each prompt, in turn, what is new of its answers."""
+def regraded(stored: Stored, names: Sequence[str], graded: Sequence[Sequence[Mapping[str, Any]]]) -> Stored:
+    """Return the same completions with new grades: for each prompt, in turn, who decides, and what is new of them."""
     prompts = []
-    for one, new in zip(stored.prompts, graded, strict=True):
+    for one, name, new in zip(stored.prompts, names, graded, strict=True):
         greedy, *samples = [
             {**{key: value for key, value in each.raw.items() if key != "answer"}, **found}
             for each, found in zip(one.answers, new, strict=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group
-from gspo_hpc.rewards.registry import part_names
+from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
+from gspo_hpc.data.sources.selection import find_source
+from gspo_hpc.rewards.registry import part_names, source_weights
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.system.text import counted, printable, rounded, shortened
 
@@ -53,7 +54,7 @@ def as_text(graded: Graded, config: Config) -> str:
                 f"  fields: {shortened(printable(json.dumps(prompt.fields, ensure_ascii=False)), FIELDS_LENGTH)}"
             )
         for index, completion in enumerate(group.completions):
-            reward = "" if results is None else f"{_reward(results[index], config)}; "
+            reward = "" if results is None else f"{_reward(results[index], config, prompt)}; "
             lines.append(f"completion {index + 1} of {len(group.completions)}: {reward}{_end(completion)}")
             lines += _indented(completion.text)
         lines.append("")
@@ -73,12 +74,13 @@ def _completion(completion: Completion, result: RewardResult | None) -> dict[str
     }
 
 
-def _reward(result: RewardResult, config: Config) -> str:
+def _reward(result: RewardResult, config: Config, prompt: Prompt) -> str:
     if result.failure is not None:
         return f"no reward: {printable(result.failure)}"
-    terms = dict(zip(part_names(config.reward), config.reward.functions, strict=True))
+    names, source = part_names(config.reward), find_source(prompt.fields, config.data)
+    weights = {names[term]: weight for term, weight in source_weights(config.reward, source).items()}
     parts = (
-        f"{name} {value:g}" + (f" x {terms[name].weight:g}" if terms[name].weight != 1 else "")
+        f"{name} {value:g}" + (f" x {weights[name]:g}" if weights[name] != 1 else "")
         for name, value in result.parts.items()
     )
     return f"reward {result.value:g} = {' + '.join(parts)}"
@@ -114,5 +116,7 @@ def _summary(graded: Graded, config: Config) -> Iterator[str]:
     differ = sum(len({result.value for result in group if result.failure is None}) > 1 for group in results)
     yield f"{differ} of {len(results)} prompts have completions with different rewards, from which a run can learn"
     for name in part_names(config.reward):
-        seconds = [result.seconds[name] for result in every]
+        seconds = [result.seconds[name] for result in every if name in result.seconds]
+        if not seconds:  # it grades other sources
+            continue
         yield f"{name}: {rounded(sum(seconds) / len(seconds))} s a call, {rounded(max(seconds))} s at most"

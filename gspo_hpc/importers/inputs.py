@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
-from gspo_hpc.data.counting import DATA_FILES
+from gspo_hpc.data.files.formats import DATA_FILES
 from gspo_hpc.importers.scripts.scope import is_unset
 
 NULLS = ("null", "None", "~")  # texts that are null in a YAML or an override

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.rows import load_rows
+from gspo_hpc.data.rows import Row, load_parts
+from gspo_hpc.data.sources import parts
+from gspo_hpc.data.sources.parts import Part
 from gspo_hpc.launch import preflight, prompt_lengths
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import hub
@@ -76,13 +78,14 @@ def resolved(config: Config) -> Config:
 
     Raises ValueError if the prompts of data.train cannot be counted.
     """
-    if config.run.max_epochs is None or config.run.max_steps is not None or config.data.train is None:
+    if config.run.max_epochs is None or config.run.max_steps is not None or not parts.training(config.data):
         return config  # if something is missing or given twice, the plan says so
     rows = preflight.rows(config)
     if rows is None:
         preflight.refuse(config, [preflight.data])
+        named = ", ".join(part.path for part in parts.training(config.data))
         raise ValueError(
-            f"run.max_epochs: the prompts of {config.data.train} cannot be counted: give a .jsonl or .parquet file, or "
+            f"run.max_epochs: the prompts of {named} cannot be counted: give a .jsonl or .parquet file, or "
             "run.max_steps"
         )
     return with_steps(config, rows)
@@ -97,13 +100,13 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     preflight.refuse(config, preflight.INPUTS)
     if config.reward.functions or not config.algorithm.has_teacher:
         registry.check(config.reward)  # that there is a function, too
-    files = [path for path in (config.data.train, config.data.eval) if path is not None]
-    rows = [load_rows(path, config.data)[0] for path in files]  # not all at once: files may be large
+    # Not all at once: files may be large.
+    rows = [(part, load_parts([part], config.data, config.run.seed)[0]) for part in parts.every(config.data)]
     if not rows:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
-    first, memory = rows[0], config.reward.memory_gb
+    (_, first), memory = rows[0], config.reward.memory_gb
     if config.environment.talks:
         from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 
@@ -115,11 +118,21 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
             )
     if not config.reward.functions:
         return
-    names = registry.part_names(config.reward)
-    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=memory)
+    for part, first in rows:
+        if part.trains or len(rows) == 1:
+            _check_grading(config, part, first, here=here)
+
+
+def _check_grading(config: Config, part: Part, first: Row, *, here: bool) -> None:
+    """Raise ValueError for reward functions that can grade nothing of a row; they are called on a few texts."""
+    from gspo_hpc.rewards import trial
+
+    names, terms = registry.part_names(config.reward), registry.source_weights(config.reward, part.source)
+    functions = [config.reward.functions[term] for term in terms]
+    outcomes = trial.run(functions, first.text, first.fields, memory_gb=config.reward.memory_gb)
     wrong = [
-        f"{name} {outcome.failure}"
-        for name, outcome in zip(names, outcomes, strict=True)
+        f"{names[term]} {outcome.failure}"
+        for term, outcome in zip(terms, outcomes, strict=True)
         if outcome.failure is not None and (outcome.certain or (here and outcome.not_here))
     ]
     if wrong:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, Source
 from gspo_hpc.launch import mounts
 
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
+    from gspo_hpc.data.sources.parts import Part
 
 
 # Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
@@ -156,16 +157,23 @@ def prometheus(config: Config) -> Iterator[Problem]:
 
 
 def data(config: Config) -> Iterator[Problem]:
-    """Check the names of data files, the first rows, and that built-in reward functions can grade the first one."""
-    for key, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if name is not None:
-            yield from _data(config, key, name)
+    """Check names of data files and their first rows, of which built-in reward functions must be able to grade one."""
+    from gspo_hpc.data.sources import parts
+
+    told = list[Problem]()
+    for part in parts.every(config.data):
+        first = yield from _data(config, part)
+        if first is not None:
+            told += (one for one in _grading(config, first, part.source) if one not in told)
+    yield from told
 
 
-def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
+def _data(config: Config, part: Part) -> Generator[Problem, None, Row | None]:
+    """Check one part of the data; return its first row if it is looked at, and is trained on."""
     from gspo_hpc.data import counting
 
-    if ":" in name and not os.path.exists(name):
+    key, name = part.key, part.path
+    if not os.path.exists(name):
         from gspo_hpc.data import hub_data
 
         if hub_data.is_name(name):
@@ -176,38 +184,38 @@ def _data(config: Config, key: str, name: str) -> Iterator[Problem]:
                 if hub_data.is_task(name):
                     text, absent = f"the rows of {name} are not made yet", "A run makes them"
                 yield Problem(key, text, absent=absent, downloaded=True)
-            return
-    if not is_there(name):
+            return None
+    if not counting.is_there(name):
         if (wrong := counting.wrong_name(name)) is not None:
             yield Problem(key, wrong)
         else:
             fix = f"correct the path; relative paths start at {os.getcwd()}"
             yield Problem(key, f"{name} is not there", fix, absent="A run needs the file")
-        return
+        return None
     fields = counting.fields(name)
-    if fields is not None and config.data.prompt_key not in fields:
-        return  # a rule of the plan says so, with the key to take
+    if part.source is None and fields is not None and counting.prompt_field(fields, config.data.prompt_key) is None:
+        return None  # a rule of the plan says so, with the key to take
     from gspo_hpc.data import rows
 
     try:
-        first = rows.first_rows(name, config.data)
+        first = rows.first_of(part, config.data)
     except ModuleNotFoundError as error:
         text = f"{name} cannot be looked at: {error.name}, which reads such files, is not installed here"
         yield Problem(key, text, absent="A run needs it")
-        return
+        return None
     except ValueError as mistake:
         yield Problem(key, str(mistake))
-        return
-    if key == "data.train" and first:
-        yield from _grading(config, first[0])
+        return None
+    return first[0] if first and part.trains else None
 
 
-def _grading(config: Config, row: Row) -> Iterator[Problem]:
+def _grading(config: Config, row: Row, source: Source | None) -> Iterator[Problem]:
     """Yield why built-in reward functions cannot grade a row. A user's own are tried only when a run is started."""
-    from gspo_hpc.rewards import builtin
+    from gspo_hpc.rewards import builtin, registry
 
     wrong = {problem.key for problem in reward_functions(config)}
-    for number, term in enumerate(config.reward.functions):
+    for number in registry.source_weights(config.reward, source):
+        term = config.reward.functions[number]
         key = f"reward.functions[{number}].function"
         if term.function not in builtin.REGISTRY or key in wrong:
             continue
@@ -323,12 +331,12 @@ def run_place(config: Config) -> Iterator[Problem]:
 
 def _as_started(config: Config) -> Config | None:
     """Return the config with the paths and steps that a run of it keeps; None if they are not known here."""
-    from gspo_hpc.data import counting, hub_data
+    from gspo_hpc.data import hub_data
     from gspo_hpc.models import hub
     from gspo_hpc.planning.quantities import with_steps
 
     config = hub_data.with_cached_files(hub.with_cached_folder(config))
-    config = with_steps(config, counting.count_rows(config.data.train, WHOLE_FILE_BYTES))
+    config = with_steps(config, rows(config, WHOLE_FILE_BYTES))
     path = config.model.path
     known = path is not None and os.path.isdir(path) and config.run.max_steps is not None
     return config if known else None
@@ -347,15 +355,6 @@ def batch_script(config: Config) -> Iterator[Problem]:
     """Check what only a job on Slurm needs, if the run can be nothing else."""
     if config.cluster.nodes > 1:
         yield from path_in_script(config)
-
-
-def is_there(path: str) -> bool:
-    """Return whether there is a file of data, or one that a pattern matches."""
-    if os.path.exists(path) or not any(mark in path for mark in "*?"):
-        return os.path.exists(path)
-    from gspo_hpc.data.counting import files
-
-    return bool(files(path))
 
 
 def accelerators(config: Config) -> Iterator[Problem]:
@@ -378,11 +377,14 @@ def accelerators(config: Config) -> Iterator[Problem]:
 
 
 def rows(config: Config, most_bytes: float = math.inf) -> int | None:
-    """Return the rows of data.train; None if they cannot be counted, or if it is a file of more than `most_bytes`."""
-    from gspo_hpc.data.counting import count_rows
+    """Return the prompts that are trained on, those held out included; None if they cannot be counted.
 
-    path = config.data.train
-    return count_rows(path, most_bytes) if path is not None and is_there(path) else None
+    That is so for files that are not here, and for those of more than `most_bytes` that would have to be read.
+    """
+    from gspo_hpc.data.sources.sizes import sizes
+
+    found = sizes(config.data, config.run.seed, most_bytes)
+    return None if found is None else sum(found.values())
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, environments, observers, data)

@@ -17,7 +17,8 @@ from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import counting
-from gspo_hpc.data.rows import Row, first_rows, load_rows
+from gspo_hpc.data.rows import Row, first_of, load_parts
+from gspo_hpc.data.sources import parts
 from gspo_hpc.models import hub
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.system.terminal import paint
@@ -54,7 +55,7 @@ def check(config: Config, tried: set[str] | None = None) -> None:
 def look(config: Config) -> Looked:
     """Tokenize the prompts of a config whose rows and model were checked before. Raises ValueError as ranks would."""
     path = hub.with_cached_folder(config).model.path
-    names = [name for name in (config.data.train, config.data.eval) if name is not None]
+    names = [part.path for part in parts.every(config.data)]
     if path is None or not Path(path).is_dir() or not all(counting.files(name) for name in names):
         return Looked()  # what is not here is told by the checks of the model and of the data
     from gspo_hpc.data.light_tokenizer import LightTokenizer, NotReadable
@@ -71,6 +72,8 @@ def look(config: Config) -> Looked:
     for number, (name, rows) in enumerate(_parts(config)):
         chosen = _chosen(rows, config)
         some = len(chosen) < len(rows)
+        if some and any(one.tokens is not None for one in config.data.sources):
+            return Looked(total, longest, f"the prompts of {name}, which is too much text to filter by tokens")
         try:
             lengths = _lengths(chosen, tokenizer, config, shown)
         except ValueError as mistake:
@@ -82,10 +85,11 @@ def look(config: Config) -> Looked:
                 return Looked(total, longest, f"most prompts of {name}, which is too much text to look at")
             more = f"(of {len(rows):,} prompts, the longest {len(chosen):,} were looked at)"
             raise ValueError(f"{mistake}\n{more}") from None
-        if number == 0 and len(lengths) < len(rows) and not some and _whole(name):
+        whole = all(_whole(part.path) for part in parts.every(config.data))
+        if number == 0 and len(lengths) < len(rows) and not some and whole:
             _require_enough(config, len(lengths), len(rows))
         total, longest = total + len(lengths), max(longest, *lengths)
-        if some or not _whole(name):
+        if some or not whole:
             left_out = f"all but {len(chosen):,} prompts of {name}, which is too much text to look at"
     return Looked(total, longest, left_out or None)
 
@@ -95,6 +99,11 @@ def _require_enough(config: Config, left: int, rows: int) -> None:
     taken = int(make_plan(config).quantities["num_rollout_prompts"])
     if left < taken:
         longest = f"rollout.max_prompt_length ({config.rollout.max_prompt_length})"
+        if any(one.tokens is not None for one in config.data.sources):
+            raise ValueError(
+                f"of {rows} prompts, {left} are within {longest} and the tokens of their sources, but a rollout takes "
+                f"{taken} different ones: widen tokens of the sources, or give more prompts"
+            )
         raise ValueError(
             f"{rows - left} of {rows} prompts are longer than {longest}, and data.overlong=drop leaves {left}, but a "
             f"rollout takes {taken} different ones: raise rollout.max_prompt_length, or set data.overlong=truncate_left"
@@ -105,14 +114,16 @@ def _parts(config: Config) -> list[tuple[str, list[Row]]]:
     """Return the prompts that a run trains on, and its unseen ones, each with the file that they are from."""
     from gspo_hpc.data import prompts
 
-    read = [
-        (name, (load_rows if _whole(name) else first_rows)(name, config.data))
-        for name in (config.data.train, config.data.eval)
-        if name is not None
-    ]
-    if config.data.train_ratio < 1 and config.data.eval is None:
-        read = [(name, part) for name, rows in read for part in prompts.split(rows, config.data, config.run.seed)]
-    return [(name, rows) for name, rows in read if rows]
+    def read(given: list[parts.Part]) -> list[tuple[str, list[Row]]]:
+        if all(_whole(part.path) for part in given):
+            rows = load_parts(given, config.data, config.run.seed)
+            return [(", ".join(part.path for part in given), rows)]
+        return [(part.path, first_of(part, config.data)) for part in given]
+
+    train, unseen = read(parts.training(config.data)), read(parts.unseen(config.data))
+    if config.data.train_ratio < 1 and not parts.unseen(config.data):
+        train = [(name, part) for name, rows in train for part in prompts.split(rows, config.data, config.run.seed)]
+    return [(name, rows) for name, rows in (*train, *unseen) if rows]
 
 
 def _whole(name: str) -> bool:

@@ -27,6 +27,17 @@ class Broken(NamedTuple):
     message: str
 
 
+class SourceShare(NamedTuple):
+    """The part of a run that one of several sources has."""
+
+    name: str
+    prompts: int  # that can be trained on
+    share: float  # of the prompts that are drawn, 0 to 1
+    most: int | None  # of its prompts in one rollout, at most
+    draws: int | None  # of its prompts in the run
+    epochs: float | None  # how often each of its prompts is drawn
+
+
 class NotRun(NamedTuple):
     """A feature that this version can plan, but not run, and the reason with what to set instead."""
 
@@ -103,7 +114,7 @@ class Models:
 
 
 def _fields(path: str) -> tuple[str, ...] | None:
-    if not os.path.exists(path) and not any(mark in path for mark in "*?"):
+    if not os.path.exists(path) and not any(mark in path for mark in "*?:"):
         return None
     from gspo_hpc.data import counting  # only here: most plans are made where there is no data
 
@@ -116,6 +127,8 @@ class PlanBuilder:
     def __init__(self, config: Config, rows: int | None, models: Models | None = None) -> None:
         self.config, self.models = config, models or Models()
         self.rows = None if rows is None else trained_rows(rows, config.data)  # prompts that are trained on
+        self.rows_given = rows
+        self.sources: tuple[SourceShare, ...] = ()
         self.server = config.rollout.mode == "server"
         self.world: int | None = config.world_size  # GPUs that train; None: cannot be known
         self.dp: int | None = None

@@ -13,7 +13,7 @@ from gspo_hpc.config.derived import PassSize, pass_sizes
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import exactness, quantities, remarks
-from gspo_hpc.planning.builder import Broken, Models, NotRun, Number, PlanBuilder
+from gspo_hpc.planning.builder import Broken, Models, NotRun, Number, PlanBuilder, SourceShare
 from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.quantities import max_steps
 from gspo_hpc.planning.rules import memory as memory_rules
@@ -50,6 +50,7 @@ class Plan:
 
     quantities: dict[str, Number] = field(default_factory=dict)
     layout: dict[str, int] = field(default_factory=dict)
+    sources: tuple[SourceShare, ...] = ()  # where there are several, and their prompts can be counted
     passes: dict[str, PassSize] = field(default_factory=dict)  # update, old_logprobs, reference
     broken: tuple[Broken, ...] = ()
     not_run: tuple[NotRun, ...] = ()  # what this version can plan, but not run
@@ -101,6 +102,7 @@ class Plan:
             "absent": list(self.absent),
             "downloads": list(self.downloads),
             "layout": self.layout,
+            "sources": [one._asdict() for one in self.sources],
             "passes": {name: size._asdict() for name, size in self.passes.items()},
             "warnings": list(self.warnings),
             "notes": list(self.notes),
@@ -116,11 +118,13 @@ def make_plan(config: Config, rows: int | None = None) -> Plan:
     """
     plan = judge(config, rows)
     quantities.fill_in_steps(plan)
+    quantities.fill_in_sources(plan)
     remarks.add(plan)
     _judge_memory(plan)
     return Plan(
         quantities=plan.numbers(),
         layout=plan.layout,
+        sources=plan.sources,
         passes=pass_sizes(config),
         broken=registry.listed(plan.broken),
         not_run=tuple(plan.not_run),

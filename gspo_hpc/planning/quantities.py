@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.derived import engines_per_node, trained_rows
 from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.planning.builder import PlanBuilder
+from gspo_hpc.planning.builder import PlanBuilder, SourceShare
 
 
 def fill_in(plan: PlanBuilder) -> None:
@@ -42,6 +43,35 @@ def fill_in_steps(plan: PlanBuilder) -> None:
         q["num_completions"] = rollouts * gen
     if rows and prompts is not None:
         q["num_epochs"] = Fraction(rollouts * prompts, rows)
+
+
+def fill_in_sources(plan: PlanBuilder) -> None:
+    """Fill in what a run has of each source, where their sizes can be known."""
+    config, data = plan.config, plan.config.data
+    if not data.sources or plan.rows_given is None:
+        return
+    from gspo_hpc.data.sources.mixing import draws_after, most_of, weights_of  # only here: most configs have no sources
+    from gspo_hpc.data.sources.sizes import sizes
+
+    found = sizes(data, config.run.seed, WHOLE_FILE_BYTES)
+    if found is None or not all(found.values()) or [*found] != [one.name for one in data.sources]:
+        return
+    weights = weights_of(data, found)
+    prompts, rollouts = plan.quantities.get("num_rollout_prompts"), plan.quantities.get("num_rollouts")
+    whole = None if prompts is None or prompts.denominator != 1 else int(prompts)
+    draws = None if whole is None or rollouts is None else draws_after(weights, int(rollouts) * whole)
+    kept = {name: trained_rows(count, data) for name, count in found.items()}
+    plan.sources = tuple(
+        SourceShare(
+            name,
+            count,
+            weights[place] / math.fsum(weights),
+            None if whole is None else most_of(weights, place, whole),
+            None if draws is None else draws[place],
+            None if draws is None or not count else draws[place] / count,
+        )
+        for place, (name, count) in enumerate(kept.items())
+    )
 
 
 def max_steps(

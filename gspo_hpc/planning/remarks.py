@@ -52,6 +52,10 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
         )
     yield from _inert_sampling(plan)
     yield from _inert_retirement(plan)
+    yield from _inert_curriculum(plan)
+    for one in plan.sources:
+        if one.draws == 0:
+            yield f"data.sources: the run draws no prompt of source {one.name}: give it more weight, or leave it out"
     yield from _inert_recomputation(plan)
     yield from learnable.warnings(plan)
     faults = plan.config.faults
@@ -114,6 +118,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     yield from objective.notes(plan.config)
     yield from _dynamic_sampling(plan)
     yield from _retirement(plan)
+    yield from _curriculum(plan)
     yield from _ends(plan)
 
 
@@ -177,6 +182,28 @@ def _inert_retirement(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
+def _inert_curriculum(plan: PlanBuilder) -> Iterator[str]:
+    """Yield that prompts are weighed in vain where no prompt comes a second time, and no pass rates are known."""
+    data, epochs = plan.config.data, plan.quantities.get("num_epochs")
+    again = plan.config.rollout.dynamic_sampling or any((one.epochs or 0) > 1 for one in plan.sources)
+    if data.curriculum_floor is not None and data.curriculum_key is None and epochs is not None and epochs <= 1:
+        if not again:
+            yield (
+                f"data.curriculum_floor ({data.curriculum_floor:g}) changes nothing: the run ends within its first "
+                "pass over the data, and no data.curriculum_key says how hard prompts are before it"
+            )
+
+
+def _curriculum(plan: PlanBuilder) -> Iterator[str]:
+    """Yield what a curriculum does to numbers that are not known before the run."""
+    floor = plan.config.data.curriculum_floor
+    if floor is not None:
+        yield (
+            f"Prompts of which a pass rate p is known are drawn with the chance 4p(1 - p), at least {floor:g}: passes "
+            "over the data become shorter, and max_epochs counts steps as if every prompt came in each."
+        )
+
+
 def _retirement(plan: PlanBuilder) -> Iterator[str]:
     """Yield what retired prompts do to numbers that are not known before the run."""
     rate, group = plan.config.data.no_resampling_pass_rate, plan.config.batch.num_generations
@@ -194,7 +221,7 @@ def _retirement(plan: PlanBuilder) -> Iterator[str]:
 def _ends(plan: PlanBuilder) -> Iterator[str]:
     """Yield what becomes of rollouts that are cut off by the end of the data or of the run."""
     config, q, rows, spg = plan.config, plan.quantities, plan.rows, plan.quantities.get("steps_per_generation")
-    prompts = None if config.rollout.dynamic_sampling else q.get("num_rollout_prompts")
+    prompts = None if config.rollout.dynamic_sampling or config.data.sources else q.get("num_rollout_prompts")
     if rows is not None and prompts is not None and prompts.denominator == 1 and rows >= prompts:
         if rest := rows % int(prompts):
             yield (

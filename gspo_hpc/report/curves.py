@@ -107,6 +107,7 @@ def _charts(run: RunData) -> list[Chart]:
             chart(f"outcome-{place}", f"Outcomes: {name}", "shares of the step's completions", lines)
             for place, (name, lines) in enumerate(_outcomes(run, curve).items())
         ),
+        *_sources(run, chart, curve),
         chart("length", "Response length", "mean tokens per completion", smooth("response_length")),
         chart("truncated", "Truncated completions", "share that were cut off", smooth("truncated_fraction")),
         chart("entropy", "Entropy", "nats per token", smooth("entropy")),
@@ -147,6 +148,27 @@ def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[
         if any(curve(key)):
             found.setdefault(name, []).append(Line(outcome.replace("_", " "), curve(key), colors.get(outcome, "p7")))
     return found
+
+
+def _sources(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], list[float | None]]) -> list[Chart]:
+    """Return what differs between sources of prompts, a line for each of them; nothing where there are no sources."""
+    sources = () if run.config is None else run.config.data.sources
+    colors = ("accent", "second", "third", *(f"p{number}" for number in range(3, 8)))
+    return [
+        chart(
+            f"source-{metric}",
+            f"{title} by source",
+            note,
+            [Line(one.name, curve(f"source/{one.name}/{metric}"), next(color)) for one in sources],
+        )
+        for metric, title, note in (
+            ("reward", "Reward", "mean over the step's completions of a source"),
+            ("accuracy", "Right answers", "share of the step's completions of a source"),
+            ("no_signal_fraction", "Groups without a signal", "share of a source's groups whose rewards are all equal"),
+            ("response_length", "Response length", "mean tokens per completion of a source"),
+        )
+        if (color := itertools.cycle(colors))
+    ]
 
 
 def _weight(run: RunData, name: str) -> str:

@@ -29,10 +29,20 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Reward
+from gspo_hpc.config.schema import Reward, Source
+from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
-from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with, time_limit
+from gspo_hpc.rewards.registry import (
+    asks_for_group,
+    check,
+    clipped,
+    is_batched,
+    part_names,
+    source_weights,
+    terms_with,
+    time_limit,
+)
 from gspo_hpc.rewards.results import Call, OpenCompletion, OpenGroup, RewardResult
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
@@ -58,11 +68,16 @@ class RewardPool:
     call. Only one thread may use it.
     """
 
-    def __init__(self, reward: Reward, pools: int = 1) -> None:
-        """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded."""
+    def __init__(self, reward: Reward, pools: int = 1, sources: Sequence[Source] = ()) -> None:
+        """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded.
+
+        Of prompts of `sources`, which their field data_source names, grade those that their source has.
+        """
         check(reward)
         self._reward, self._pools = reward, pools
         self._names = part_names(reward)
+        self._weights = {one.name: source_weights(reward, one) for one in sources}
+        self._all = source_weights(reward, None)
         self._open: dict[Hashable, OpenCompletion] = {}
         self._live: set[Call] = set()  # calls whose outcome is still needed
         self._batched = terms_with(reward, is_batched)
@@ -105,15 +120,16 @@ class RewardPool:
     ) -> None:
         """Submit completions of a prompt, each with its key. Their results come one by one."""
         assert not self._closed, "the pool is closed"
-        group = OpenGroup(keys, sampled, prompt, fields)
+        weights = self._weights.get(fields.get(FIELD, ""), self._all)
+        group = OpenGroup(keys, sampled, prompt, fields, weights)
         for index, key in enumerate(keys):
             assert key not in self._open, f"{key!r} is being graded already"
             self._open[key] = OpenCompletion(group, index)
-        for term in range(len(self._names)):
+        for term in weights:
             if term in self._batched:
                 self._queue(Call(tuple(keys), term))
         for key in keys:
-            for term in range(len(self._names)):
+            for term in weights:
                 if term not in self._batched:
                     self._queue(Call((key,), term))
         self._hand_out()
@@ -215,15 +231,14 @@ class RewardPool:
         else:
             entry.failures[term] = f"{name}: {failure}"
             self.failures[name] += 1
-        if len(entry.values) + len(entry.failures) < len(self._names):
+        if len(entry.values) + len(entry.failures) < len(entry.group.weights):
             return None
         del self._open[key]
         parts = {name: entry.values[term] for term, name in enumerate(self._names) if term in entry.values}
         failure = "; ".join(entry.failures[term] for term in sorted(entry.failures)) or None
         total = 0.0
         if failure is None:  # summed in the configuration's order, not in the order of arrival
-            weights = [term.weight for term in self._reward.functions]
-            total = math.fsum(weight * entry.values[term] for term, weight in enumerate(weights))
+            total = math.fsum(weight * entry.values[term] for term, weight in entry.group.weights.items())
             if not abs(total) <= LARGEST:
                 total, failure = 0.0, f"the weighted sum {total} is beyond {LARGEST:g}"
         outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+from gspo_hpc.config.derived import term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Reward, RewardFunction
+from gspo_hpc.config.schema import Reward, RewardFunction, Source
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.rewards.catalogue import PEER_NAMES, TURN
 from gspo_hpc.system.text import near_miss
@@ -29,12 +30,16 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYW
 
 def part_names(reward: Reward) -> tuple[str, ...]:
     """Return the name of every term in `reward_parts`: the function as configured, "#2" added to its second use."""
-    names: list[str] = []
-    for term in reward.functions:
-        uses = sum(other.function == term.function for other in reward.functions[: len(names)])
-        name = "environment" if term.function == TURN else term.function
-        names.append(f"{name}#{uses + 1}" if uses else name)
-    return tuple(names)
+    return term_names(["environment" if term.function == TURN else term.function for term in reward.functions])
+
+
+def source_weights(reward: Reward, source: Source | None) -> dict[int, float]:
+    """Return the weights of the terms that grade the prompts of a source, by their positions: by default all terms."""
+    if source is None or source.rewards is None:
+        return {number: term.weight for number, term in enumerate(reward.functions)}
+    names = {name: number for number, name in enumerate(part_names(reward))}
+    given = {names[name]: float(weight) for name, weight in source.rewards.items() if name in names}
+    return dict(sorted(given.items()))
 
 
 def clipped(value: float, term: RewardFunction) -> float:

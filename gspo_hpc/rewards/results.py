@@ -32,6 +32,7 @@ class OpenGroup:
     sampled: Sequence[Sampled]
     prompt: str
     fields: Mapping[str, Any]
+    weights: Mapping[int, float]  # of the terms that grade it
 
 
 @dataclass

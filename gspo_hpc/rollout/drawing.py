@@ -19,9 +19,12 @@ from gspo_hpc.rollout.resampling import DrawLimits, draws
 
 def decides_next(config: Config) -> bool:
     """Return True if what becomes of a rollout's groups decides which prompts the next one has."""
-    rollout = config.rollout
-    waits = rollout.unfinished == "wait"
-    return rollout.dynamic_sampling or config.data.no_resampling_pass_rate is not None or not waits
+    return config.rollout.dynamic_sampling or pass_rates_decide(config) or config.rollout.unfinished != "wait"
+
+
+def pass_rates_decide(config: Config) -> bool:
+    """Return True if the pass rates of groups decide which prompts are drawn later: some are retired, or weighed."""
+    return config.data.no_resampling_pass_rate is not None or config.data.curriculum_floor is not None
 
 
 class Judged(NamedTuple):
@@ -29,7 +32,7 @@ class Judged(NamedTuple):
 
     table: GroupTable
     signals: Mapping[int, bool]  # whether a group has anything to learn from, by slot
-    pass_rates: Mapping[int, float]  # by slot; empty where no prompt is retired
+    pass_rates: Mapping[int, float]  # by slot; empty where they decide nothing
 
 
 class Drawing:
@@ -105,6 +108,16 @@ class Drawing:
     def retirements(self, prompts: Sequence[int], rollout: int) -> list[Retirement]:
         """Return what the finished rollout retires of the prompts that it used up, given by slot."""
         return retirements(self._pass_rates, prompts, rollout, self._config.data.no_resampling_pass_rate)
+
+    def pass_rates(self, prompts: Sequence[int]) -> dict[int, float]:
+        """Return the pass rates of the prompts that the finished rollout used up, given by slot; by prompt.
+
+        Without a curriculum there are none.
+        """
+        if self._config.data.curriculum_floor is None:
+            return {}
+        known = self._pass_rates
+        return {prompt: known[slot] for slot, prompt in enumerate(prompts) if slot in known}
 
     def metrics(self) -> dict[str, float]:
         """Return the logged metrics of dynamic sampling, and of groups that the rollout left unfinished."""

@@ -16,7 +16,7 @@ from typing import Any
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
 from gspo_hpc.runs.lock import Lock, holder, now, who
-from gspo_hpc.runs.same_run import changes, data_hash, made_progress
+from gspo_hpc.runs.same_run import changes, data_hashes, made_progress
 from gspo_hpc.runs.snapshot import fingerprints
 from gspo_hpc.system.files import (
     append_lines,
@@ -253,7 +253,7 @@ def _begun(config: Config) -> dict[str, Any]:
         "created": now(),
         "versions": _versions(),
         "seed": config.run.seed,
-        "data_sha256": data_hash(config.data.train),
+        "data_sha256": data_hashes(config),
         "graders_sha256": fingerprints(config),
     }
 

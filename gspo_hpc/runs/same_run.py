@@ -36,8 +36,11 @@ def changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> str
         fix = "These keys cannot change within a run: restore the old values, or give another run.name or run.dir."
         return "\n".join([f"{run.path} was started with another config:", *lines, fix])
     files = []
-    if math.isinf(most_bytes) or _size(config.data.train) <= most_bytes:
-        files.append(("data.train", config.data.train, info["data_sha256"], data_hash(config.data.train)))
+    given = _training(config)
+    if math.isinf(most_bytes) or sum(map(_size, given.values())) <= most_bytes:
+        before = info["data_sha256"]  # a hash by the key of a source, or that of data.train
+        told = before if isinstance(before, dict) else {"data.train": before}
+        files += [(key, path, told.get(key), data_hash(path)) for key, path in given.items()]
     then, own = info["graders_sha256"], fingerprints(config)
     files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
     for what, name, before, now in files:
@@ -58,6 +61,20 @@ def made_progress(run: RunDir) -> bool:
     from gspo_hpc.runs import commit  # only here: threads and hashes, which most commands can do without
 
     return any(record["step"] > 0 for record in run.read_metrics()) or commit.holds_any(run.checkpoints)
+
+
+def data_hashes(config: Config) -> str | dict[str, str | None] | None:
+    """Return the SHA-256 of data.train, or of the files of each source by its key."""
+    if not config.data.sources:
+        return data_hash(config.data.train)
+    return {key: data_hash(path) for key, path in _training(config).items()}
+
+
+def _training(config: Config) -> dict[str, str]:
+    """Return the paths of what is trained on, by their keys."""
+    from gspo_hpc.data.sources import parts  # only here: most commands look at runs that are there
+
+    return {one.key: one.path for one in parts.training(config.data)}
 
 
 def _data_files(path: str | None) -> list[Path]:

@@ -12,6 +12,7 @@ from string import Template
 from gspo_hpc.config import paths
 from gspo_hpc.config.schema import run_name
 from gspo_hpc.data import counting
+from gspo_hpc.data.files import formats
 from gspo_hpc.importers.convert import Converted, convert
 from gspo_hpc.importers.inputs import read_text
 from gspo_hpc.starter.script import completed, is_given
@@ -22,9 +23,6 @@ _VERL_ANSWER = ("reward_model", "ground_truth")
 _ROWS = 20
 # Data that pandas reads, and how; no script and no config is called so.
 _TABLES = {
-    ".csv": "read_csv('{}')",
-    ".tsv": "read_csv('{}', sep='\\t')",
-    ".arrow": "read_feather('{}')",
     ".feather": "read_feather('{}')",
     ".xlsx": "read_excel('{}')",
 }
@@ -49,9 +47,9 @@ class Project:
 def write(folder: Path, source: Path | None = None, *, project: str | None = None, cuda: bool = False) -> Project:
     """Write a project into a folder, which is made if it is not there.
 
-    `source`: a data file (.jsonl, .parquet), or a script or config of TRL, verl or ms-swift; `project` names which.
-    `cuda`: whether the config is for a GPU. Raises ValueError if one of the files is there already, and if the source
-    cannot be read; nothing is written then.
+    `source`: a data file, or a script or config of TRL, verl or ms-swift; `project` names which. `cuda`: whether the
+    config is for a GPU. Raises ValueError if one of the files is there already, and if the source cannot be read;
+    nothing is written then.
     """
     row = _Row("prompt", ("answer",))
     texts: dict[str, str] = {}
@@ -59,7 +57,7 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     warnings: list[str] = []
     converted, own = None, None
     about = "This run learns to add numbers: replace its data and its reward with your own."
-    if source is not None and source.suffix in counting.DATA_FILES:
+    if source is not None and formats.kind(source) is not None:
         row, notes = _fields(source)
         about = f"This run trains on {source.name}."
     elif source is not None:
@@ -126,16 +124,18 @@ class _Row:
 
 
 def _rows(train: str) -> str:
-    return "parquet, a row for each prompt" if train.endswith(counting.PARQUET) else "one JSON object a line"
+    if formats.kind(train) == formats.JSONL:
+        return "one JSON object a line"
+    return f"{str(formats.kind(train))[1:].replace('csv', 'CSV')}, a row for each prompt"
 
 
 def _refuse_tables(source: Path) -> None:
     """Raise ValueError, with the command that helps, for data in a form that is not read here."""
     if source.suffix in _TABLES:
-        to = source.with_suffix(counting.PARQUET).name
+        to = source.with_suffix(formats.PARQUET).name
         reader = _TABLES[source.suffix].format(source.name)
         raise ValueError(
-            f"{source}: data must be {' or '.join(counting.DATA_FILES)}; this writes it so:\n"
+            f"{source}: data must be {formats.endings()}; this writes it so:\n"
             f"python -c \"import pandas; pandas.{reader}.to_parquet('{to}')\""
         )
 
@@ -156,7 +156,8 @@ def _fields(source: Path) -> tuple[_Row, list[str]]:
     if found is None:
         if source.is_file() and not source.stat().st_size:
             raise ValueError(f"{source}: it is empty: it needs at least one row with a prompt")
-        what = "every line must be a JSON object" if source.suffix == counting.JSONL else "is it a parquet file?"
+        kind = formats.kind(source)
+        what = "every line must be a JSON object" if kind == formats.JSONL else f"is it a {str(kind)[1:]} file?"
         raise ValueError(f"{source}: its first rows cannot be read: {what}")
     prompt = next((name for name in counting.PROMPT_FIELDS if name in found), None)
     answer = next((name for name in counting.ANSWER_FIELDS if name in found and name != prompt), None)

@@ -12,7 +12,8 @@ from typing import Any
 from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.counting import DATA_FILES, count_rows
+from gspo_hpc.data.counting import count_rows
+from gspo_hpc.data.files.formats import DATA_FILES
 from gspo_hpc.importers.convert import Converted
 from gspo_hpc.models import hub_cache
 from gspo_hpc.planning.fixes import search

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -18,7 +20,8 @@ from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.data.replies import Replies
-from gspo_hpc.data.rows import Row, load_rows
+from gspo_hpc.data.rows import Row, load_parts
+from gspo_hpc.data.sources import parts
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.engine.settings import EngineAdapters
 from gspo_hpc.exchange.exchange import Exchange
@@ -111,16 +114,14 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     """Return the training prompts and the unseen prompts, as tokens."""
     tokenizer, shown = hf_folder.tokenizer(str(config.model.path)), tools.shown(config.environment)
 
-    def read(path: str | None) -> list[Row]:
-        return [] if path is None else load_rows(path, config.data)
-
     def build(rows: list[Row]) -> list[Prompt]:
         if not rows:
             return []
         return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length, tools=shown)
 
-    train, unseen = read(config.data.train), read(config.data.eval)
-    if config.data.train_ratio < 1 and config.data.eval is None:
+    train = load_parts(parts.training(config.data), config.data, config.run.seed)
+    unseen = load_parts(parts.unseen(config.data), config.data, config.run.seed)
+    if config.data.train_ratio < 1 and not unseen:
         train, unseen = prompts.split(train, config.data, config.run.seed)
     return build(train), build(unseen)[: config.eval.max_prompts]
 
@@ -130,6 +131,8 @@ class LoadedPrompts:
     """The prompts on rank 0, which reads the data; engines of other ranks fetch theirs while they generate."""
 
     count: int  # for training
+    sizes: Mapping[str, int]  # of them by source; those of data.train have the name ""
+    prior: npt.NDArray[np.float64] | None  # [count] pass rates that rows have, NaN where one has none
     train: list[Prompt]  # on rank 0; empty elsewhere
     unseen: list[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int
@@ -143,10 +146,15 @@ def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
     found = b""
     if exchange.transport.rank == 0:
         train, unseen = read_prompts(config)
-        found = json.dumps([len(train), len(unseen), probe_sequences(train, config.rollout.probe_tokens)]).encode()
+        rates = prompts.prior_rates(train, config.data)
+        probe = probe_sequences(train, config.rollout.probe_tokens)
+        found = json.dumps([prompts.sizes(train, config.data), len(unseen), probe, rates]).encode()
     with waiting():  # for rank 0
-        count, unseen_count, probe = json.loads(exchange.transport.tree_all_reduce(found, lambda parts: parts[0]))
-    return LoadedPrompts(count, train, unseen, unseen_count, probe)
+        sizes, unseen_count, probe, rates = json.loads(
+            exchange.transport.tree_all_reduce(found, lambda parts: parts[0])
+        )
+    prior = None if rates is None else np.array(rates, np.float64)  # None in it becomes NaN
+    return LoadedPrompts(sum(sizes.values()), sizes, prior, train, unseen, unseen_count, probe)
 
 
 def conversation_parts(config: Config) -> tuple[Replies, Toolbox | None]:
@@ -188,7 +196,8 @@ def start_rollout_worker(
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
-            pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
+            if config.reward.functions:
+                pool = RewardPool(config.reward, pools=num_engines, sources=config.data.sources)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)

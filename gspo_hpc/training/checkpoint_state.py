@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.data.carried import Carried
-from gspo_hpc.data.prompts import NONE_RETIRED
+from gspo_hpc.data.prompts import NO_RATES, NONE_RETIRED, SourcePosition, source_positions
 from gspo_hpc.data.records import Group
-from gspo_hpc.data.retired import Retired
+from gspo_hpc.data.retired import PassRates, Retired
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
@@ -24,7 +24,7 @@ from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
 BASELINE, AHEAD, WEIGHTS, TEACHER = "baseline.json", "ahead.json", "adaptive_weights.json", "teacher.json"
-RETIRED, CARRIED = "retired.json", "carried.json"
+RETIRED, PASS_RATES, SOURCES, CARRIED = "retired.json", "pass_rates.json", "sources.json", "carried.json"
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ class CheckpointState:
     weights: AdaptiveWeights | None = None  # of the objective; None where they are fixed
     teacher: str | None = None  # the fingerprint of the teacher's weights, which are not saved
     retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
+    rates: PassRates = NO_RATES  # by which the next rollout's prompts are drawn, where there is a curriculum
+    sources: tuple[SourcePosition, ...] = ()  # where the next rollout's prompts begin, of each of several sources
     carried: tuple[Carried, ...] = ()  # groups that the next rollout goes on with
 
     def write(self, staging: Path) -> None:
@@ -65,6 +67,10 @@ class CheckpointState:
             write_atomically(staging / TEACHER, json.dumps({"fingerprint": self.teacher}))
         if self.retired:
             write_atomically(staging / RETIRED, json.dumps(self.retired.to_dict()))
+        if self.rates:
+            write_atomically(staging / PASS_RATES, json.dumps(self.rates.to_dict()))
+        if self.sources:
+            write_atomically(staging / SOURCES, json.dumps(self.sources))
         if self.carried:
             write_atomically(staging / CARRIED, json.dumps(self.carried))
 
@@ -108,12 +114,18 @@ class CheckpointState:
         teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
         path = checkpoint / RETIRED
         retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
+        path = checkpoint / PASS_RATES
+        rates = _parsed(path, lambda text: PassRates.from_dict(json.loads(text))) if path.exists() else NO_RATES
+        path = checkpoint / SOURCES
+        sources = _parsed(path, lambda text: source_positions(json.loads(text))) if path.exists() else ()
         carried = read_carried(checkpoint)
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _groups(checkpoint / name),
         )
-        return cls(cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired, carried)
+        return cls(
+            cursor, list(groups.values()), record, baseline, ahead, found, teacher, retired, rates, sources, carried
+        )
 
 
 def read_cursor(checkpoint: Path) -> Cursor:

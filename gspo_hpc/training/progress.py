@@ -9,8 +9,8 @@ from typing import Any
 from gspo_hpc.algorithms.objective import Objective
 from gspo_hpc.algorithms.terms.adaptive import AdaptiveWeights
 from gspo_hpc.data.carried import Carried
-from gspo_hpc.data.prompts import NONE_RETIRED, Position
-from gspo_hpc.data.retired import Retired
+from gspo_hpc.data.prompts import NO_RATES, NONE_RETIRED, Position, SourcePosition
+from gspo_hpc.data.retired import PassRates, Retired
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
@@ -42,6 +42,8 @@ class Progress:
     weights: AdaptiveWeights | None = None  # of the objective, where they follow targets
     teacher: str | None = None  # the fingerprint of its weights
     retired: Retired = NONE_RETIRED  # prompts that the next rollout leaves out
+    rates: PassRates = NO_RATES  # by which its prompts are drawn, where there is a curriculum
+    sources: tuple[SourcePosition, ...] = ()  # where its prompts begin, of each of several sources
     carried: tuple[Carried, ...] = ()  # groups that the next rollout goes on with
     rollout_seconds: float | None = None  # before a rollout's first update; None if an earlier attempt generated it
 
@@ -55,7 +57,7 @@ class Progress:
     @property
     def start(self) -> Position:
         """The position of the next rollout's prompts."""
-        return Position(self.cursor.epoch, self.cursor.offset, self.retired, self.carried)
+        return Position(self.cursor.epoch, self.cursor.offset, self.retired, self.rates, self.sources, self.carried)
 
     def begin_rollout(self, rollout: Rollout, groups: ShardedGroups, seconds: float) -> None:
         """Train on `groups`, those of the rollout with log-probs, from here on; they took `seconds`."""
@@ -75,7 +77,8 @@ class Progress:
             skipped=result is not None and result.skipped and not result.overflowed,
             tokens=int(batch.table.rows["sampled_len"].sum()),
         )
-        self.retired, self.carried = self._after.retired, self._after.carried
+        self.retired, self.rates, self.sources = self._after.retired, self._after.rates, self._after.parts
+        self.carried = self._after.carried
         if self.cursor.update == 0:
             self.groups = None
         return before
@@ -102,5 +105,7 @@ class Progress:
             self.weights,
             self.teacher,
             self.retired,
+            self.rates,
+            self.sources,
             self.carried,
         )

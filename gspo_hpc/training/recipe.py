@@ -11,6 +11,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.retired import Retired
+from gspo_hpc.data.sources.stream import MixedStream
 from gspo_hpc.data.table import GroupTable
 
 
@@ -69,7 +70,7 @@ class Recipe:
 class PromptData:
     """The prompts of training, in the order of their stream, and the unseen ones of evaluations."""
 
-    stream: PromptStream
+    stream: PromptStream | MixedStream
     train: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen_count: int

@@ -15,8 +15,10 @@ import numpy as np
 from gspo_hpc.algorithms.terms.gap import effective_share
 from gspo_hpc.config.constants import STEP_PHASES
 from gspo_hpc.config.derived import PassName, rewards_count
+from gspo_hpc.config.schema import Config
 from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
 from gspo_hpc.data.table import EXCLUDED, LATE, TRUNCATED, UNGRADED, GroupTable, ShardedGroups
+from gspo_hpc.evaluation.by_source import graded_rows, source_metrics
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
@@ -41,10 +43,11 @@ def step_record(
     seconds: Mapping[str, float],
     total_seconds: float,
     weights_version: int,
+    config: Config | None = None,
 ) -> dict[str, Any]:
     """Return one flat record of the step that led from `before` to `after`.
 
-    `weights_version`: steps that had made the weights which sampled.
+    `weights_version`: steps that had made the weights which sampled. `config` says which sources there are.
     """
     kept = table.select(~table.flagged(EXCLUDED))
     rewards = kept.rows["reward"].astype(np.float64)
@@ -73,12 +76,15 @@ def step_record(
     for column, name in enumerate(kept.names):
         graded = kept.graded[:, column]
         if graded.any():
-            record[f"reward/{name}"] = float(np.mean(np.where(graded, kept.reward_parts[:, column], 0.0)))
+            values = np.where(graded, kept.reward_parts[:, column], 0.0)
+            record[f"reward/{name}"] = float(
+                np.mean(values if config is None else values[graded_rows(kept, name, config)])
+            )
     if (turns := table.rows["turns"]).max() > 1:
         record |= {"turns": float(turns.mean()), "turns_max": int(turns.max())}
     if late := int(table.flagged(LATE).sum()):
         record["out_of_time_fraction"] = late / len(table)
-    record |= outcome_shares(table) | tool_calls(table)
+    record |= outcome_shares(table) | tool_calls(table) | ({} if config is None else source_metrics(table, config))
     for phase in STEP_PHASES:
         record[f"seconds/{phase}"] = seconds.get(phase, 0.0)
     if result is None:  # every advantage was zero: there was nothing to learn, and no step was made
@@ -155,10 +161,11 @@ class StepRecorder:
         clock = self._clock
         version = progress.weights_version
         self._show_trained(before, progress, batch, result, version)
-        record = step_record(before, progress.cursor, batch.table, result, clock.seconds, clock.elapsed(), version)
-        if not rewards_count(self._recipe.config):  # they are no signal: nothing is to be judged by them
+        config, seconds = self._recipe.config, clock.elapsed()
+        record = step_record(before, progress.cursor, batch.table, result, clock.seconds, seconds, version, config)
+        if not rewards_count(config):  # they are no signal: nothing is to be judged by them
             record = {key: value for key, value in record.items() if key not in OF_REWARDS}
-        if self._recipe.config.environment.tools:
+        if config.environment.tools:
             record = {"tool_calls": 0.0} | record
         record |= self._speed(before, progress, record)
         record |= self._state(before, progress)

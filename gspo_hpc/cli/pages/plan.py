@@ -17,6 +17,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.planning import exactness
 from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
+from gspo_hpc.system.text import rounded
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.fixes.change import Change, Fix
@@ -69,7 +70,8 @@ def length_needs(config: Config, what: str) -> str:
     """Return what a config has to say for a run's length, hours or the like to be known."""
     if config.run.max_epochs is None:
         return f"give run.max_steps or run.max_epochs for its {what}"
-    return f"{config.run.max_epochs:g} epochs; the files of data.train have to be here to know its {what}"
+    given = "data.sources" if config.data.sources else "data.train"
+    return f"{config.run.max_epochs:g} epochs; the files of {given} have to be here to know its {what}"
 
 
 def page(
@@ -120,6 +122,9 @@ def page(
         ),
         "lrl",
     )
+    if plan.sources:
+        yield from title("Sources")
+        yield grid(_sources(plan), "lrrrrr")
     yield from title("Passes")
     yield grid(_passes(plan, config))
     yield from title("Algorithm")
@@ -143,6 +148,14 @@ def page(
     if notes:
         yield from title("Notes")
         yield from (item("  -  ", note) for note in notes)
+
+
+def _sources(plan: Plan) -> Iterator[tuple[str, ...]]:
+    yield "", "prompts", "share", "most in a rollout", "draws", "epochs"
+    for one in plan.sources:
+        most, draws = ("?" if count is None else f"{count:,}" for count in (one.most, one.draws))
+        epochs = "?" if one.epochs is None else rounded(one.epochs)
+        yield one.name, f"{one.prompts:,}", f"{one.share:.1%}", most, draws, epochs
 
 
 def _broken(name: str, plan: Plan, places: Places, fixes: Sequence[Fix]) -> Iterator[RenderableType]:

@@ -18,7 +18,7 @@ from gspo_hpc.config.constants import (
     NCCL_BYTES,
     TRANSFER_BUCKET_BYTES,
 )
-from gspo_hpc.config.derived import engine_itemsize, offload_trainer, offloaded_parts
+from gspo_hpc.config.derived import engine_itemsize, has_unseen, offload_trainer, offloaded_parts
 from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
@@ -297,10 +297,8 @@ def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
 
 def _evaluates(config: Config) -> bool:
     """Return whether a run evaluates, if its data has anything to evaluate on."""
-    options, data = config.eval, config.data
-    return (options.before or options.after or options.interval is not None) and (
-        data.eval is not None or data.train_ratio < 1
-    )
+    options = config.eval
+    return (options.before or options.after or options.interval is not None) and has_unseen(config.data)
 
 
 def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:

@@ -17,7 +17,7 @@ from gspo_hpc.config.constants import MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
-from gspo_hpc.data.counting import ANSWER_FIELDS, PROMPT_FIELDS
+from gspo_hpc.data.counting import ANSWER_FIELDS, PROMPT_FIELDS, prompt_field
 from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
@@ -336,7 +336,7 @@ def _stages(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
 def _prompt_keys(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     """Return the fields of the training data that may be the prompts', where none has the given name."""
     fields = plan.models.fields(config.data.train) if config.data.train is not None else None
-    if fields is None or config.data.prompt_key in fields:
+    if fields is None or prompt_field(fields, config.data.prompt_key) is not None:
         return {}
     usual = {name for name in fields if name.lower() in PROMPT_FIELDS}
     alike = nearest(config.data.prompt_key, fields)  # a name that is misspelt, in the data or in the config

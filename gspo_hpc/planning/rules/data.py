@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.config.derived import term_names
+from gspo_hpc.data.counting import prompt_field
 from gspo_hpc.planning.builder import PlanBuilder, show
+from gspo_hpc.planning.quantities import fill_in_sources
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
+from gspo_hpc.system.text import near_miss
 
 
 class DataRule(RuleId):
@@ -23,6 +27,12 @@ class DataRule(RuleId):
     DYNAMIC_SAMPLING_METRIC_IS_GIVEN = auto()
     OVERSAMPLING_WITHIN_BOUND = auto()
     ENVIRONMENT_REPORTS_NO_EXPERTS = auto()
+    TRAINING_DATA_GIVEN_ONCE = auto()
+    SOURCES_DIFFER_IN_NAME = auto()
+    SOURCES_ALL_HAVE_WEIGHTS = auto()
+    SOURCE_FILLS_ITS_SHARE = auto()
+    SOURCE_REWARDS_ARE_GIVEN = auto()
+    CURRICULUM_WEIGHS_PROMPTS = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -49,9 +59,10 @@ def _length(plan: PlanBuilder) -> Iterator[str]:
 )
 def _evaluation(plan: PlanBuilder) -> Iterator[str]:
     data = plan.config.data
-    if data.eval is not None and data.train_ratio < 1:
+    named = next((one.eval for one in data.sources if one.eval is not None), data.eval)
+    if named is not None and data.train_ratio < 1:
         yield (
-            f"data.eval ({data.eval}) and data.train_ratio ({data.train_ratio:g}) both say which prompts are for "
+            f"data.eval ({named}) and data.train_ratio ({data.train_ratio:g}) both say which prompts are for "
             "evaluation: give data.eval=null, or data.train_ratio=1"
         )
 
@@ -76,7 +87,7 @@ def _prompt_key(plan: PlanBuilder) -> Iterator[str]:
     data = plan.config.data
     for key, path in (("data.train", data.train), ("data.eval", data.eval)):
         found = None if path is None else plan.models.fields(path)
-        if found is not None and data.prompt_key not in found:
+        if found is not None and prompt_field(found, data.prompt_key) is None:
             yield f"{key} {path} has no {data.prompt_key!r} (data.prompt_key); its rows have: {', '.join(found[:20])}"
 
 
@@ -104,6 +115,12 @@ def _metric(plan: PlanBuilder) -> Iterator[str]:
     name, given = plan.config.rollout.dynamic_sampling_metric, [one.function for one in plan.config.reward.functions]
     if name is not None and given and name not in given:
         yield f"rollout.dynamic_sampling_metric ({name}) must be one of reward.functions: {', '.join(given)}"
+    without = [one.name for one in plan.config.data.sources if one.rewards is not None and name not in one.rewards]
+    if name is not None and without:
+        yield (
+            f"rollout.dynamic_sampling_metric ({name}) grades no completion of {', '.join(without)}, whose groups "
+            "would never have signal: add it to their rewards, or leave the metric out"
+        )
 
 
 @rule(
@@ -138,4 +155,62 @@ def _experts(plan: PlanBuilder) -> Iterator[str]:
         yield (
             f"moe.router_replay: rollout and environment.{what} exclude each other: engines "
             "report experts for whole completions alone; set moe.router_replay=old_logprobs, or off"
+        )
+
+
+@rule(DataRule.TRAINING_DATA_GIVEN_ONCE, "`data.train` and `data.sources` are not both given", estimable=True)
+def _given_once(plan: PlanBuilder) -> Iterator[str]:
+    data = plan.config.data
+    if data.train is not None and data.sources:
+        yield f"data.train ({data.train}) and data.sources exclude each other: make it one of the sources"
+
+
+@rule(DataRule.SOURCES_DIFFER_IN_NAME, "sources in `data.sources` have names of their own", estimable=True)
+def _names(plan: PlanBuilder) -> Iterator[str]:
+    names = [one.name for one in plan.config.data.sources]
+    for name in dict.fromkeys(one for place, one in enumerate(names) if one in names[:place]):
+        yield f"data.sources has {names.count(name)} sources with the name {name}: give each one of its own"
+
+
+@rule(DataRule.SOURCES_ALL_HAVE_WEIGHTS, "all sources in `data.sources` have a weight, or none", estimable=True)
+def _weights(plan: PlanBuilder) -> Iterator[str]:
+    sources = plan.config.data.sources
+    without = [one.name for one in sources if one.weight is None]
+    if without and len(without) < len(sources):
+        yield (
+            f"data.sources has no weight for {', '.join(without)}, but for others: give all of them one, or none, "
+            "which gives each source the share of its size"
+        )
+
+
+@rule(DataRule.SOURCE_FILLS_ITS_SHARE, "a source has as many prompts as a rollout takes of it", estimable=True)
+def _share(plan: PlanBuilder) -> Iterator[str]:
+    """A prompt that came twice in one rollout would count twice."""
+    fill_in_sources(plan)
+    for one in plan.sources:
+        if one.most is not None and one.prompts < one.most:
+            from gspo_hpc.data.sources.mixing import too_few  # only here: most plans have no sources
+
+            yield f"data.sources: {too_few(one.name, one.prompts, one.most)}"
+
+
+@rule(DataRule.SOURCE_REWARDS_ARE_GIVEN, "`rewards` of a source name functions of `reward.functions`", estimable=True)
+def _source_rewards(plan: PlanBuilder) -> Iterator[str]:
+    names = term_names([one.function for one in plan.config.reward.functions])
+    for one in plan.config.data.sources:
+        for name in one.rewards or {}:
+            if name not in names:
+                yield (
+                    f"rewards of source {one.name} (data.sources) have {name}, which is none of reward.functions"
+                    f"{near_miss(name, names, known=True)}"
+                )
+
+
+@rule(DataRule.CURRICULUM_WEIGHS_PROMPTS, "`data.curriculum_key` has a `data.curriculum_floor`", estimable=True)
+def _curriculum(plan: PlanBuilder) -> Iterator[str]:
+    data = plan.config.data
+    if data.curriculum_key is not None and data.curriculum_floor is None:
+        yield (
+            f"data.curriculum_key ({data.curriculum_key}) weighs nothing without data.curriculum_floor: give the "
+            "smallest chance of a prompt, such as data.curriculum_floor=0.1"
         )

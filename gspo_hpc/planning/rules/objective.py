@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import auto
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import rewards_count, samples_part_of_distribution, teacher_config
+from gspo_hpc.config.derived import has_unseen, rewards_count, samples_part_of_distribution, teacher_config
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.rules.ids import RuleId, Topic
@@ -117,8 +117,8 @@ def _teacher_vocabulary(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     ObjectiveRule.TEACHER_ALONE_GRADES_NOTHING,
-    "where no reward function has a weight, groups are not replaced nor prompts retired, and without any function "
-    "there is no evaluation",
+    "where no reward function has a weight, groups are not replaced, prompts neither retired nor weighed, and without "
+    "any function there is no evaluation",
     Topic.OBJECTIVE,
     estimable=True,
 )
@@ -136,9 +136,14 @@ def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
             "data.no_resampling_pass_rate leaves out prompts that are solved, but with algorithm.teacher as the only "
             "signal these teach as well: set data.no_resampling_pass_rate=null, or give a reward function a weight"
         )
-    held_out = (
-        "data.eval" if config.data.eval is not None else "data.train_ratio" if config.data.train_ratio < 1 else ""
-    )
+    if config.data.curriculum_floor is not None:
+        yield (
+            "data.curriculum_floor weighs prompts by their right answers, but with algorithm.teacher as the only "
+            "signal all teach alike: set data.curriculum_floor=null, or give a reward function a weight"
+        )
+    held_out = ""
+    if has_unseen(config.data):
+        held_out = "data.train_ratio" if config.data.train_ratio < 1 else "data.eval"
     if held_out and not config.reward.functions:
         yield (
             f"{held_out} gives prompts for evaluation, and no reward function grades their answers: give one, with "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
+from gspo_hpc.data.sources import parts
 from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.evaluation import stored
 from gspo_hpc.models import hub
@@ -49,8 +50,7 @@ def evaluate(
 
 def _complete(config: Config) -> Config:
     """Return the configuration with its files in local folders; raise ValueError if it cannot evaluate."""
-    held_out = config.data.train is not None and config.data.train_ratio < 1
-    if not config.data.eval and not held_out:
+    if not parts.unseen(config.data) and not (parts.training(config.data) and config.data.train_ratio < 1):
         raise ValueError("data.eval is not set: give a file of unseen prompts with data.eval=FILE")
     if not config.reward.functions:
         raise ValueError(

@@ -17,7 +17,7 @@ from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config import derived, loader
 from gspo_hpc.config.derived import role_of
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.prompts import PromptStream
+from gspo_hpc.data.sources import stream
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.planning import plan
 from gspo_hpc.policy import offload
@@ -267,6 +267,8 @@ class TrainingJob:
             weights=None if weights is None else state.weights or weights,
             teacher=fingerprint,
             retired=state.retired,
+            rates=state.rates,
+            sources=state.sources,
             carried=state.carried,
         )
         return policy, reference, resumed
@@ -322,11 +324,9 @@ class TrainingJob:
         )
 
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
-        config = recipe.config
-        least = recipe.num_rollout_prompts
-        window = DrawLimits.of(config.rollout, least).window(prompts.count)
-        stream = PromptStream(prompts.count, config.run.seed, config.data.shuffle, window, least)
-        return PromptData(stream, prompts.train, prompts.unseen, prompts.unseen_count)
+        limits = DrawLimits.of(recipe.config.rollout, recipe.num_rollout_prompts)
+        order = stream.of(recipe.config, prompts.sizes, limits.wanted, limits.window, prompts.prior)
+        return PromptData(order, prompts.train, prompts.unseen, prompts.unseen_count)
 
     def _note(self, text: str) -> None:
         if self._ranks.rank == 0:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.prompts import PromptStream
+from gspo_hpc.data.prompts import Position, sizes
 from gspo_hpc.data.records import Group
+from gspo_hpc.data.sources import parts, stream
 from gspo_hpc.evaluation import transcript
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.models import hub
@@ -44,8 +45,9 @@ def try_out(
     rows, _ = read_prompts(config)
     if prompts > len(rows):
         remark(f"the data has {len(rows)} prompts, fewer than the {prompts} that are asked for")
-    order = PromptStream(len(rows), config.run.seed, config.data.shuffle, window=1).order(0)
-    chosen = dict(enumerate(rows[index] for index in order[:prompts].tolist()))
+    order = stream.of(config, sizes(rows, config.data), 1, lambda size: 1)
+    indices, _ = order.take(Position(), min(prompts, len(rows)))
+    chosen = dict(enumerate(rows[index] for index in indices))
     count = samples or min(SAMPLES, config.batch.num_generations or SAMPLES)
     checkpoint = one_rank.checkpoint_of(run, step, remark)
     with one_rank.sampling_worker(config, checkpoint, list(chosen.values())) as worker:
@@ -73,6 +75,6 @@ def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
 
 def _complete(config: Config) -> Config:
     """Return the configuration with its files in local folders; raise ValueError if it has no prompts."""
-    if not config.data.train:
+    if not parts.training(config.data):
         raise ValueError("data.train is not set: give a file of prompts with data.train=FILE")
     return hub_data.with_files(hub.with_folder(config, teacher=False))

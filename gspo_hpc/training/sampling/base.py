@@ -17,9 +17,10 @@ from gspo_hpc.data.records import Group
 from gspo_hpc.data.retired import pass_rates
 from gspo_hpc.data.table import UNGRADED, ShardedGroups
 from gspo_hpc.engine.engine import Sampling
+from gspo_hpc.evaluation.by_source import source_epochs
 from gspo_hpc.evaluation.evaluate import are_right
 from gspo_hpc.policy.process_groups import Ranks, broadcast_bytes
-from gspo_hpc.rollout.drawing import Drawing, Judged
+from gspo_hpc.rollout.drawing import Drawing, Judged, pass_rates_decide
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.resampling import DrawLimits, Draws, Starved
 from gspo_hpc.rollout.worker import Interrupted
@@ -97,8 +98,7 @@ class Sampler(abc.ABC):
 
         def judge(own: Iterable[Group]) -> Judged:
             table = self._judged(own).table
-            retires = config.data.no_resampling_pass_rate is not None
-            rates = pass_rates(table, are_right(table, config)) if retires else {}
+            rates = pass_rates(table, are_right(table, config)) if pass_rates_decide(config) else {}
             return Judged(table, update.signals(table, config), rates)
 
         return Drawing(self._limits.with_carried(len(start.carried)), config, judge, needed)
@@ -117,12 +117,16 @@ class Sampler(abc.ABC):
     ) -> Position:
         """Return where the prompts of the rollout after this one begin, once it has all its groups.
 
-        Prompts that it retires are not among them. Groups that it does not use are carried to it, where the config says
-        so. `weights` sampled it, and this rank has just `written` files, by name and size. Collective where groups are
-        carried.
+        Prompts that it retires are not among them, and its pass rates weigh them. Groups that it does not use are
+        carried to it, where the config says so. `weights` sampled it, and this rank has just `written` files, by name
+        and size. Collective where groups are carried.
         """
         prompts, after = self._data.places(start, drawing.state.used)
-        after = replace(after, retired=after.retired.with_more(drawing.retirements(prompts, rollout)))
+        after = replace(
+            after,
+            retired=after.retired.with_more(drawing.retirements(prompts, rollout)),
+            rates=after.rates.with_more(drawing.pass_rates(prompts)),
+        )
         if self._recipe.config.rollout.unfinished != "continue":
             return after
         ranks, folder, fingerprint = self._ranks, self._folder(rollout), weights.fingerprint
@@ -131,6 +135,12 @@ class Sampler(abc.ABC):
         groups = carrying.by_slot(start, prompts, rollout)
         over = frozenset(slot for slot in groups if drawing.is_over(slot))
         return replace(after, carried=handed_on(groups, places, over))
+
+    def _data_metrics(self, cursor: Cursor, start: Position, after: Position) -> dict[str, float]:
+        """Return what the rollout at `cursor` changed of the data: prompts that are retired, epochs of sources."""
+        rates = [*after.rates.rates.values()]
+        known = {"data/known_pass_rates": len(rates), "data/pass_rate": sum(rates) / len(rates)} if rates else {}
+        return {**self._record_retired(cursor, start, after), **known, **source_epochs(self._data.stream, after)}
 
     def _record_retired(self, cursor: Cursor, start: Position, after: Position) -> dict[str, int]:
         """Record the prompts that the rollout at `cursor` retired, tell of them at the end of an epoch, count them."""

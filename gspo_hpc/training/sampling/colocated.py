@@ -65,7 +65,7 @@ class ColocatedSampler(Sampler):
         rank = self._worker.ranks.rank
         written = carrying.write(folder, rank, unfinished.values(), fingerprint, cursor.rollout, "unfinished")
         after = self._next(cursor.rollout, start, drawing, weights, written)
-        metrics = added_up(engines) | drawing.metrics() | self._record_retired(cursor, start, after)
+        metrics = added_up(engines) | drawing.metrics() | self._data_metrics(cursor, start, after)
         return self._rollout(cursor, drawing.chosen(), after, metrics, cursor.step)
 
     def _generate(self, request: Request, folder: Path, fingerprint: str) -> Generated:

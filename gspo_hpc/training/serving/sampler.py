@@ -8,10 +8,10 @@ k + S while rollout k is trained on.
 The weights that sample ahead are gone once training has changed them. So a checkpoint is made only when everything that
 they sample is in the journals (:meth:`settle`).
 
-With rollout.dynamic_sampling, or data.no_resampling_pass_rate, the prompts with which a rollout begins are known once
-the one before it has its groups. Its first round is sampled while training goes on, and further rounds, if it needs
-any, before engines get other weights. Engines get other weights only when they have sampled all that they were asked
-for, so a rollout waits for rewards alone.
+With rollout.dynamic_sampling, data.no_resampling_pass_rate or data.curriculum_floor, the prompts with which a rollout
+begins are known once the one before it has its groups. Its first round is sampled while training goes on, and further
+rounds, if it needs any, before engines get other weights. Engines get other weights only when they have sampled all
+that they were asked for, so a rollout waits for rewards alone.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RemoteSampler(Sampler):
         self._sampled_by = later | {cursor.rollout: used.weights}
         self._remark(cursor, used.drawing.state)
         after = self._end(used)
-        metrics = added_up(used.engines) | used.drawing.metrics() | self._record_retired(cursor, start, after)
+        metrics = added_up(used.engines) | used.drawing.metrics() | self._data_metrics(cursor, start, after)
         return self._rollout(cursor, used.drawing.chosen(), after, metrics, used.weights.version)
 
     @property

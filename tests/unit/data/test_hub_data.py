@@ -78,7 +78,8 @@ def test_files_are_downloaded_once(server: str, capsys: pytest.CaptureFixture[st
         ("acme/none:train.jsonl", None, "Repository"),
         (TRAIN, "http://127.0.0.1:9", "onnect"),  # nobody listens there
         ("acme/sums:no/such-*.jsonl", None, "the dataset has no such file"),
-        ("acme/sums:main/train", None, "what follows the colon must end in .jsonl or .parquet"),
+        ("acme/sums:main/train.txt/x", None, "what follows the colon must be CONFIG/SPLIT, or end in .jsonl"),
+        ("acme/sums:other/train", None, "the dataset has no such split in files that are read here"),
     ],
 )
 def test_what_cannot_be_had_says_how(server: str, name: str, endpoint: str | None, reason: str) -> None:
@@ -108,7 +109,11 @@ def test_a_run_offline_says_how(
     [
         ("openai/gsm8k:main/train-00000-of-00001.parquet", True),
         ("openai/gsm8k@v2:train.jsonl", True),
-        ("openai/gsm8k", False),
+        ("openai/gsm8k", True),
+        ("openai/gsm8k:main/train", True),
+        ("openai/gsm8k@refs/convert/parquet:main/train", True),
+        ("openai/gsm8k.jsonl", False),
+        ("data/train", False),
         ("data/train.jsonl", False),
         ("./a/b:c.jsonl", False),
         ("C:/data/train.jsonl", False),

@@ -156,8 +156,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("blank.jsonl", "no rows"),
         ("missing.jsonl", "No such file"),
         ("missing.parquet", "No such file"),
-        ("folder.jsonl", "is a folder"),
-        ("data.csv", "must end in .jsonl or .parquet"),
+        ("folder.jsonl", "has no data files"),
+        ("data.xlsx", "must end in .jsonl or .parquet or .csv"),
     ]:
         with pytest.raises(ValueError, match=why) as caught:
             load_rows(tmp_path / name, Data())

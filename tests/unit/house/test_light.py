@@ -80,9 +80,9 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 8, 25),
         ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 104, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 116, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 118, 250),
         ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 101, 200),
-        ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 43, 180),
+        ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 45, 180),
         ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 108, 250),
     ],
 )

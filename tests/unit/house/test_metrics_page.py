@@ -26,8 +26,9 @@ from tests import metrics_page, pages
 PRODUCERS = {
     "training/step_record.py": ("step_record", "outcome_shares", "tool_calls", "_speed", "_state", "_pass_record"),
     "training/telemetry/meter.py": ("metrics",),
-    "training/sampling/base.py": ("_record_retired",),
+    "training/sampling/base.py": ("_record_retired", "_data_metrics"),
     "training/sampling/carrying.py": ("metrics",),
+    "evaluation/by_source.py": ("source_metrics", "source_epochs"),
     "training/observers/files.py": ("_learnt",),
     "rollout/drawing.py": ("metrics",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
@@ -41,6 +42,18 @@ _PASSES = [*get_args(PassName), "probe"]
 PARTS = {
     "reward/*": ["number_match", "reward.py:reward"],
     "reward_outcome/*": [f"math_verify/{one}" for one in OUTCOMES],
+    **{
+        f"source/*/{name}": ["gsm8k"]
+        for name in (
+            "groups",
+            "reward",
+            "accuracy",
+            "no_signal_fraction",
+            "response_length",
+            "truncated_fraction",
+            "epoch",
+        )
+    },
     "tool_calls/*": [one for one in CALL_OUTCOMES if one != "done"],
     "seconds/*": PHASES,
     "passes/*": _PASSES,

@@ -19,7 +19,7 @@ HOMES = {
     r"\[: ?(?:length|\d+)(?: - 1)?\](?:\.rstrip\(\))? \+ \"(?:…|\.\.\.)\"": "system/text.py",  # shortened
     r"\[a-z\]\[a-z-\]\*": "config/section.py",  # is_sbatch_option
     r"\[\^A-Za-z0-9\._-\]": "config/schema.py",  # run_name
-    r"\"\.jsonl\"|\"\.parquet\"": "data/counting.py",
+    r"\"\.jsonl\"|\"\.parquet\"": "data/files/formats.py",
     r"\"prompt\", \"question\"": "data/counting.py",  # PROMPT_FIELDS
     r"\"object\", \"ABC\"": "importers/texts/syntax.py",  # PLAIN_BASES
     r"AsyncFunctionDef, ast\.Lambda\)\n": "importers/texts/scopes.py",  # FUNCTIONS

@@ -106,6 +106,12 @@ def words(*words: str) -> Fault:
     return lambda project: list(words)
 
 
+def sources(*changes: dict[str, object], given: str = "null") -> Fault:
+    """Sources of the rows of the project, each with other settings, in place of data.train."""
+    of = [{"name": "a", "files": "rows.jsonl"} | change for change in changes]
+    return words(f"data.train={given}", f"data.sources={json.dumps(of)}")
+
+
 def without(*names: str) -> Fault:
     def fault(project: Path) -> Words:
         for name in names:
@@ -175,7 +181,6 @@ def other_data(project: Path) -> Words:
 
 
 KIND = {  # what the refusal has to say in these cases
-    "data: a data set without its file": "name its file, too, as openai/gsm8k:FILE",
     "reward: a class": "'mark' is a class",
     "reward: imported": "'mark' is imported",
     "data: less than a rollout": "give more of them",
@@ -210,7 +215,7 @@ KNOWN: dict[str, Fault] = {
     "data: a folder named as a file": folder("more.jsonl", "data.train=more.jsonl"),
     "data: a text file": file("rows.txt", "1 + 1 =\n", "data.train=rows.txt"),
     "data: a text file elsewhere": words("data.train=/elsewhere/rows.txt"),
-    "data: a table": file("rows.csv", "prompt,answer\n1,2\n", "data.eval=rows.csv"),
+    "data: a table": file("rows.xlsx", "prompt,answer\n1,2\n", "data.eval=rows.xlsx"),
     "data: no JSON": file("rows.jsonl", "1 + 1 =\n" * 40),
     "data: a prompt that is a number": rows(*[ROW | {"prompt": 3}] * 40),
     "data: a prompt that is an object": rows(*[ROW | {"prompt": {"text": "a"}}] * 40),
@@ -236,7 +241,7 @@ HELD_OUT: dict[str, Fault] = {
     "data: one JSON list": file("rows.jsonl", json.dumps(ROWS)),
     "data: a pattern of other files": file("part-1.csv", "a\n", "data.train=part-*"),
     "data: not parquet": file("rows.parquet", "no parquet", "data.train=rows.parquet"),
-    "data: a name on the hub without a file": words("data.train=owner/sums:train"),
+    "data: a name on the hub without a file": words("data.train=owner/sums:train/part/one"),
     "data: a text file, in epochs": file("r.txt", "a\n", "data.train=r.txt", "run.max_steps=null", "run.max_epochs=1"),
     "data: other keys": words("data.prompt_key=question"),
     "data: a system prompt without a template": words("data.system_prompt=a", "data.chat_template=false"),
@@ -270,7 +275,17 @@ HELD_OUT: dict[str, Fault] = {
     "teacher: without a weight": words("algorithm.teacher=model"),
     "teacher: another family": taught("config.json", json.dumps(MODEL | {"architectures": ["GPT2LMHeadModel"]})),
     "observer: another signature": file("see.py", "def see():\n    pass\n", "tracking.observers=[see.py:see]"),
-    "data: a data set without its file": words("data.train=openai/gsm8k"),
+    "sources: a column that no row has": sources({"columns": {"quest": "prompt"}}),
+    "sources: nothing left": sources({"filter": {"answer": 3}}),
+    "sources: a condition on no field": sources({"filter": {"anser": 2}}),
+    "sources: more rows than there are": sources({"files": "rows.jsonl#50"}),
+    "sources: a function that is none": sources({"rewards": {"number_mach": 1}}),
+    "sources: one that is too small": sources({"weight": 40}, {"name": "b", "files": "rows.jsonl#1", "weight": 40}),
+    "sources: two of a name": sources({}, {}),
+    "sources: beside data.train": sources({}, given="rows.jsonl"),
+    "sources: a text file": sources({"files": "rows.txt"}),
+    "sources: a function that cannot grade": sources({"columns": {"answer": "gold"}}),
+    "data: a table with a row too long": file("rows.csv", "prompt,answer\n1,2,3\n" * 40, "data.train=rows.csv"),
     "reward: a class": own("class mark:\n    pass\n"),
     "reward: imported": own("from math import sqrt as mark\n"),
     "notify: a service that apprise does not know": file("to", "slak://secret/a/b\n", "notify.urls=[file:to]"),
@@ -403,6 +418,12 @@ def _absent() -> Iterator[tuple[str, Fault, str]]:
     yield "data", without("rows.jsonl"), "data.train rows.jsonl is not there: its prompts are not counted. A run needs"
     yield "eval", words("data.eval=/elsewhere/e.parquet"), "data.eval /elsewhere/e.parquet is not there. A run needs"
     yield "hub", words("data.train=owner/sums:train.jsonl"), "is not in the cache of the hub"
+    yield (
+        "source",
+        sources({"files": "b.csv#2"}),
+        "data.sources[0].files b.csv is not there: its prompts are not counted.",
+    )
+    yield "source on the hub", sources({"files": "openai/gsm8k:main/train#2"}), "is not in the cache of the hub"
     yield "reward", reward("/elsewhere/own.py:mark"), "/elsewhere/own.py is not there"
     yield "observer", words("tracking.observers=[/elsewhere/see.py:see]"), "/elsewhere/see.py is not there"
     yield "prometheus", words("tracking.prometheus=/elsewhere"), "there is no folder /elsewhere"
@@ -420,10 +441,10 @@ def test_what_is_not_on_this_machine_is_said_and_not_refused(
     code, told, page = planned(capsys, given)
     assert told["runnable"] is None and told["errors"] == [], told
     assert (code, bool(told["absent"]), bool(told["downloads"])) == (
-        (0, False, True) if name == "hub" else (3, True, False)
+        (0, False, True) if "hub" in name else (3, True, False)
     )
     assert any(note in one for one in told["not_checked"]), told["not_checked"]  # type: ignore[attr-defined]
-    verdict = "valid as far as checked" if name == "hub" else "valid, but not all that it names is on this machine"
+    verdict = "valid as far as checked" if "hub" in name else "valid, but not all that it names is on this machine"
     assert verdict in page and "Not checked" in page
     assert trained(project, given) is not None
 

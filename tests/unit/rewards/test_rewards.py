@@ -288,6 +288,20 @@ def test_a_weighted_sum_of_all_graders(graders: str) -> None:
     assert not pool.failures
 
 
+def test_a_source_is_graded_by_its_own_functions_and_weights(graders: str) -> None:
+    terms = (RewardFunction("number_match"), RewardFunction("length", args={"target": 0, "limit": 10}))
+    own = schema.Source(name="sums", files="a.jsonl", rewards={"length": 0.5})
+    both = schema.Source(name="both", files="a.jsonl", rewards={"length": 2.0, "number_match": 3.0})
+    with RewardPool(reward(*terms), sources=(own, both, schema.Source(name="all", files="b.jsonl"))) as pool:
+        for name in ("sums", "both", "all", "other"):
+            pool.submit(name, "so 1", 5, "the prompt", {"answer": 1, "data_source": name})
+        got = drain(pool)
+    assert got["sums"] == RewardResult(-0.25, {"length": -0.5}, None) and [*got["sums"].seconds] == ["length"]
+    parts = {"number_match": 1.0, "length": -0.5}
+    assert got["both"] == RewardResult(2.0, parts, None)
+    assert got["all"] == got["other"] == RewardResult(0.5, parts, None)
+
+
 def test_each_value_is_clipped_before_its_weight(graders: str) -> None:
     def term(weight: float, *range_: float) -> schema.RewardFunction:
         told = schema.RewardFunction(function=f"{graders}:told", weight=weight, clip_range=range_ or None)

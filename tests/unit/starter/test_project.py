@@ -81,15 +81,19 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ({"prompt": "1+1?", "output": 2}, "prompt", "output"),
     ],
 )
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv"])
 def test_a_data_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], prompt: str, answer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], prompt: str, answer: str, name: str
 ) -> None:
-    (tmp_path / "mine.jsonl").write_text(f"{json.dumps(row)}\n" * 30)
+    if name.endswith("jsonl"):
+        (tmp_path / name).write_text(f"{json.dumps(row)}\n" * 30)
+    else:
+        (tmp_path / name).write_text(f"{','.join(row)}\n" + f"{','.join(map(str, row.values()))}\n" * 30)
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "mine", "--from", "mine.jsonl"]) == 0
+    assert main(["init", "mine", "--from", name]) == 0
     monkeypatch.chdir(tmp_path / "mine")
     config = load("config.yaml")
-    assert (config.data.train, config.data.prompt_key) == ("../mine.jsonl", prompt)
+    assert (config.data.train, config.data.prompt_key) == (f"../{name}", prompt)
     assert f'fields["{answer}"]' in Path("reward.py").read_text() and not Path("train.jsonl").exists()
     assert make_plan(config, 30).valid and pytest_in(Path()).returncode == 0
 
@@ -299,7 +303,8 @@ def preflight_trial(config: Config) -> str | None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["mine", "--from", "rows.csv"], "pandas.read_csv('rows.csv').to_parquet('rows.parquet')"),
+        (["mine", "--from", "rows.xlsx"], "pandas.read_excel('rows.xlsx').to_parquet('rows.parquet')"),
+        (["mine", "--from", "rows.csv"], "rows.csv: no field is a prompt; it has a, b"),
         (["mine", "--from", "empty.jsonl"], "empty.jsonl: it is empty: it needs at least one row with a prompt"),
         (["mine", "--from", "empty.sh"], "empty.sh: it is empty"),
         (["mine", "--from", "README.md"], "README.md: this is a page or a notebook"),
@@ -310,7 +315,13 @@ def preflight_trial(config: Config) -> str | None:
 def test_what_no_project_begins_from_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    for name, text in {"rows.csv": "a,b\n", "empty.jsonl": "", "empty.sh": "", "README.md": "# A project\n"}.items():
+    for name, text in {
+        "rows.csv": "a,b\n",
+        "rows.xlsx": "",
+        "empty.jsonl": "",
+        "empty.sh": "",
+        "README.md": "# A project\n",
+    }.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main(["init", *words]) == 2

@@ -1,0 +1,1 @@
+"""Sections of the config that have a file of their own."""

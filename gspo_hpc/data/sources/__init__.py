@@ -1,0 +1,1 @@
+"""Several sources of prompts: which rows of each are used, and how they are mixed."""
