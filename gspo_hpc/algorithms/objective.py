@@ -23,7 +23,7 @@ from gspo_hpc.config.algorithm import (
     RatioOf,
     TrustRegion,
 )
-from gspo_hpc.config.derived import rewards_count, updates_per_rollout
+from gspo_hpc.config.derived import older_weights_sample, rewards_count, updates_per_rollout
 from gspo_hpc.config.schema import Config
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def warnings(config: Config) -> list[str]:
     if is_known(config.algorithm):
         resolve(config.algorithm)
     found: list[str] = []
-    if updates_per_rollout(config.batch) == 1 and rewards_count(config):
+    if updates_per_rollout(config.batch) == 1 and rewards_count(config) and not older_weights_sample(config):
         found.append(
             "clipping is inert: one update per rollout (steps_per_generation 1, num_iterations 1) leaves every ratio "
             "at 1; the GSPO paper makes 4 (batch.steps_per_generation: 4)"

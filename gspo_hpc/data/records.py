@@ -47,7 +47,7 @@ class Completion:
     logprobs: Floats  # [sampled_len], of the sampled tokens, as the engine computed them
     text: str
     finish_reason: str  # "stop" or "length", OUT_OF_TIME of a conversation, or UNFINISHED
-    seed: int
+    seed: int  # of its newest piece, if it has several
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)  # by grader, unweighted
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by grader, of those that failed or tell it

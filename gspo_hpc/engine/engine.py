@@ -249,7 +249,7 @@ class Engine:
         sampled: dict[str, Sampled] = {}
         if self._requests and not self._is_dead():
             with contextlib.suppress(EngineDied):
-                sampled = self._call("stop", list(self._requests), seconds=10.0)
+                sampled = self._call("stop", list(self._requests))
         for request, one in sampled.items():
             slot, sample = self._requests[request]
             self.tokens_generated += self._groups[slot].note(sample, one)

@@ -19,7 +19,8 @@ def add_sampled(sampled: Sampled, output: Any) -> None:
     """Add the tokens of vLLM's CompletionOutput to what a completion has, with the log-prob of each."""
     tokens = list(output.token_ids)
     sampled.tokens += tokens
-    sampled.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs or (), strict=True)]
+    if tokens:  # else vLLM before 0.32 gives those of all tokens again
+        sampled.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True)]
 
 
 def as_completion(

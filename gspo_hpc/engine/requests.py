@@ -66,7 +66,7 @@ class PendingGroup:
         """Take what is sampled so far of a completion; return the number of its tokens that were not known before."""
         before = self._completion(sample)
         tokens, logprobs = np.asarray(sampled.tokens, dtype=np.int32), np.asarray(sampled.logprobs, dtype=np.float32)
-        self._made[sample] = replace(before, tokens=tokens, logprobs=logprobs)
+        self._made[sample] = replace(before, tokens=tokens, logprobs=logprobs, seed=self.seeds[sample])
         return len(tokens) - len(before.tokens)
 
     def group(self) -> Group:

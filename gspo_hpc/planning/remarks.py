@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import samples_part_of_distribution, trains_adapters, updates_per_rollout
+from gspo_hpc.config.derived import (
+    older_weights_sample,
+    samples_part_of_distribution,
+    trains_adapters,
+    updates_per_rollout,
+)
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
@@ -50,6 +55,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             "with rollout.max_staleness above 0 a run that is stopped goes on from its last checkpoint, because "
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
+    yield from _inert_correction(plan)
     yield from _inert_sampling(plan)
     yield from _inert_retirement(plan)
     yield from _inert_curriculum(plan)
@@ -130,6 +136,16 @@ def _inert_recomputation(plan: PlanBuilder) -> Iterator[str]:
             if (value := getattr(memory, name)) != type(memory).model_fields[name].default:
                 shown = written(value)
                 yield f"memory.{name} ({shown}) changes nothing without memory.recompute_granularity={granularity}"
+
+
+def _inert_correction(plan: PlanBuilder) -> Iterator[str]:
+    """Yield a correction of a gap that is not measured."""
+    config = plan.config
+    if config.algorithm.correction not in ("none", "bypass") and older_weights_sample(config):
+        yield (
+            f"algorithm.correction ({config.algorithm.correction}) changes nothing where older weights sample: the "
+            "engine's log-probs are the old ones, so no gap is measured"
+        )
 
 
 def _inert_sampling(plan: PlanBuilder) -> Iterator[str]:

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -18,13 +17,12 @@ from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.rewards.calls import ENVIRONMENT, Sampled
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.notices import POLL_SECONDS, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.timing import EngineTime
-from gspo_hpc.runs import journal
 from gspo_hpc.runs.journal import Journal
-from gspo_hpc.system.files import wait_until_visible
 from gspo_hpc.system.progress import mark
 
 ProgressCallback = Callable[[int, int], None]  # completions newly finished, tokens sampled so far
@@ -137,7 +135,7 @@ class Generation:
     shared: SharedPrompts | None = None  # where other ranks have engines too; else the request has all prompts
     conversations: Conversations | None = None  # between the engine and this, where there is an environment
     has_signal: Callable[[Group], bool] = always  # of a graded group: whether there is anything to learn from it
-    rollouts: Path | None = None  # the folder of journals, in which groups are that others began
+    carried: CarriedFiles | None = None  # in which groups are that earlier rollouts began
     time: EngineTime = field(default_factory=EngineTime)
     seconds_waiting_for_rewards: float = 0.0
     _finished: dict[int, Group] = field(default_factory=dict)
@@ -189,10 +187,12 @@ class Generation:
     def _submit_prompts(self) -> None:
         """Take prompts until the engine has half of its fair share.
 
-        That is enough to keep it full, and little enough for the others to take over.
+        That is enough to keep it full, and little enough for the others to take over. Where the call does not wait for
+        all groups, nobody has to take over: engines take their whole shares.
         """
         every = self._slots
-        share = -(-len(every) // (2 * self.num_engines)) if self.num_engines > 1 else len(every)
+        parts = 2 * self.num_engines if self.request.enough is None else self.num_engines
+        share = -(-len(every) // parts) if self.num_engines > 1 else len(every)
         if self._exhausted or (missing := share - self._sampler.pending) <= 0:
             return
         taken = self.counters.take(missing)
@@ -266,14 +266,9 @@ class Generation:
         place = self.request.begun.get(slot)
         if place is None:
             return ()
-        assert self.rollouts is not None
-        path = self.rollouts / f"{place.rollout:06d}" / place.file
-        wait_until_visible(path, place.offset + place.length)
-        group = journal.read_place(path, place.fingerprint, place.offset, place.length)
-        if group is None or group.prompt.index != prompt.index:
-            print(f"{path}: the group of prompt {prompt.index} is damaged; it is sampled anew", flush=True)
-            return ()
-        return group.completions
+        assert self.carried is not None
+        group = self.carried.read(place)
+        return () if group is None or group.prompt.index != prompt.index else group.completions
 
     def _leave_unfinished(self) -> None:
         """End the call without the groups that are not finished."""

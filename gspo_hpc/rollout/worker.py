@@ -25,6 +25,7 @@ from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.rollout.conversations import Conversations
 from gspo_hpc.rollout.generation import (
     CallCounters,
@@ -175,7 +176,7 @@ class RolloutWorker:
             shared=shared,
             conversations=conversations,
             has_signal=self.has_signal,
-            rollouts=self.rollouts,
+            carried=None if self.rollouts is None else CarriedFiles(self.rollouts),
         )
 
     def _wait(self, counters: CallCounters) -> None:

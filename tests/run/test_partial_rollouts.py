@@ -31,17 +31,10 @@ OVERRIDES = (
     "eval.after=false",
     "eval.interval=null",
     "rollout.oversampling_factor=1.75",
+    "rollout.engine={max_num_seqs: 12}",  # so that groups are finished one after the other, and some are not
+    "rollout.temperature=1.3",
+    "reward.workers=1",
 )
-SLOW = """
-import time
-
-from gspo_hpc.rewards.builtin import number_match
-
-
-def slow(completion, **row):
-    time.sleep(0.02)  # so that groups are finished one after the other, and a kill finds a rollout half done
-    return number_match(completion, **row)
-"""
 SERVER = ("cluster.gpus_per_node=3", "rollout.mode=server", "rollout.engines_per_node=1", "rollout.max_staleness=1")
 
 
@@ -96,34 +89,34 @@ def check_repeated(run_dir: Path, command: list[str], log: Path, tmp_path: Path)
 def test_a_run_that_continues_what_is_unfinished_is_decided_by_its_journals(
     mode: tuple[str, ...], tiny_config: Path, tmp_path: Path
 ) -> None:
-    run_dir, log, rewards = tmp_path / "run", tmp_path / "log", tmp_path / "rewards.py"
-    rewards.write_text(SLOW)
-    overrides = (*OVERRIDES, *mode, "rollout.unfinished=continue", f"reward.functions=[{{function: {rewards}:slow}}]")
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    overrides = (*OVERRIDES, *mode, "rollout.unfinished=continue")
     command = killed_and_resumed(tiny_config, run_dir, log, *overrides)
     firsts = [record for record in harness.metrics(run_dir) if record["update"] == 0]
     assert len(firsts) == ROLLOUTS and any(record["rollout/unfinished_groups"] for record in firsts)
     older = [record for record in firsts if record["rollout/older_token_fraction"] > 0]
-    assert older, "nothing was continued: make the rewards slower"
+    assert older, "nothing was continued: give engines less room"
     # Steps of the oldest token: a rollout of updates for each continuation, of which there may be one.
     assert max(record["rollout/token_staleness_max"] for record in firsts) == 2
     # A prompt is drawn once: it is trained on, carried to the end, or has no signal that anybody asked for.
     drawn = json.loads((run_dir / "checkpoints" / f"{STEPS:06d}" / "cursor.json").read_text())["offset"]
     assert drawn == ROLLOUTS * PROMPTS + len(carried(run_dir, STEPS)) or mode
+    continued = 0
     for number in range(1, ROLLOUTS):
         for group in groups(run_dir, number):
             for one in group.completions:
+                continued += len(one.pieces) > 1
                 assert sum(count for _, count in one.pieces) == len(one.tokens) == len(one.logprobs)
                 assert [version for version, _ in one.pieces] == sorted({version for version, _ in one.pieces})
+    assert continued, "no completion was sampled by two weights: give engines less room"
     check_repeated(run_dir, command, log, tmp_path)
 
 
 @pytest.mark.timeout(600)
 def test_a_run_that_drops_what_is_unfinished_is_decided_by_its_journals(tiny_config: Path, tmp_path: Path) -> None:
     """Together with dynamic sampling: a rollout ends with enough groups that have signal."""
-    run_dir, log, rewards = tmp_path / "run", tmp_path / "log", tmp_path / "rewards.py"
-    rewards.write_text(SLOW)
-    reward = f"reward.functions=[{{function: {rewards}:slow}}]"
-    more = ("run.max_steps=4", "rollout.unfinished=drop", "rollout.dynamic_sampling=true", "optimizer.lr=1e-5", reward)
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    more = ("run.max_steps=4", "rollout.unfinished=drop", "rollout.dynamic_sampling=true", "optimizer.lr=1e-5")
     command = harness.command(tiny_config, run_dir, *OVERRIDES, *more)
     process = harness.start(command, log)
     harness.wait_for(lambda: harness.last_step(run_dir) >= 3, process, log)

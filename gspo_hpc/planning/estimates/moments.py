@@ -231,8 +231,8 @@ def _of_pass(config: Config, sampled: int) -> int:
 def _held_prompts(config: Config, prompts: int) -> int:
     """Return how many of so many groups a node's ranks hold that train.
 
-    That is what their engines sampled. In server mode they read it, a file of an engine each in turn, and with dynamic
-    sampling also what is sampled ahead.
+    That is what their engines sampled. In server mode they read it, a file of an engine each in turn, and where
+    rewards or the clock choose the groups also what is sampled ahead.
     """
     count = engines.count(config)
     if config.rollout.mode != "server":
@@ -240,7 +240,8 @@ def _held_prompts(config: Config, prompts: int) -> int:
     rounds, rest = divmod(count, max(1, config.world_size))
     ranks = config.training_gpus_per_node
     files = rounds * ranks + min(rest, ranks)
-    ahead = config.rollout.max_staleness if config.rollout.dynamic_sampling else 1
+    chosen = config.rollout.dynamic_sampling or config.rollout.unfinished != "wait"
+    ahead = config.rollout.max_staleness if chosen else 1
     return -(-prompts * files // count) * max(1, ahead)
 
 

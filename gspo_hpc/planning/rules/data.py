@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import auto
+from fractions import Fraction
 
 from gspo_hpc.config.derived import term_names
 from gspo_hpc.data.counting import prompt_field
@@ -37,8 +39,16 @@ class DataRule(RuleId):
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
 def _rows(plan: PlanBuilder) -> Iterator[str]:
-    prompts = plan.quantities.get("num_rollout_prompts")
-    if plan.rows is not None and not _all_held_out(plan) and prompts is not None and plan.rows < prompts:
+    prompts, rollout = plan.quantities.get("num_rollout_prompts"), plan.config.rollout
+    if plan.rows is None or _all_held_out(plan) or prompts is None:
+        return
+    drawn = math.ceil(prompts * Fraction(str(rollout.oversampling_factor)))
+    if rollout.unfinished != "wait" and prompts <= plan.rows < drawn:
+        yield (
+            f"the training data has {plan.rows} prompts, but with rollout.oversampling_factor "
+            f"{rollout.oversampling_factor:g} a rollout draws {drawn}: give more of them, or a smaller factor"
+        )
+    if plan.rows < prompts:
         yield (
             f"the training data has {plan.rows} prompts, but one rollout needs num_rollout_prompts ({show(prompts)}): "
             "give more of them, or make the rollout smaller"

@@ -132,7 +132,10 @@ class CheckpointCommit(StepObserver):
     def _oldest_needed(self, state: CheckpointState) -> int:
         """Return the first rollout whose journals are needed: where they cannot be sampled again, by any checkpoint."""
         kept = commit.list_committed(self._run.checkpoints)
-        carried = [one.place.rollout for path in kept for one in read_carried(path) if one.place is not None]
-        if not state.ahead and not carried:
-            return state.cursor.rollout
-        return min([*carried, *(read_cursor(path).rollout for path in kept)], default=state.cursor.rollout)
+        try:
+            carried = [one.place.rollout for path in kept for one in read_carried(path) if one.place is not None]
+            if not state.ahead and not carried:
+                return state.cursor.rollout
+            return min([*carried, *(read_cursor(path).rollout for path in kept)], default=state.cursor.rollout)
+        except ValueError:  # an older checkpoint is damaged; what it needs is not known
+            return 0

@@ -14,6 +14,7 @@ from gspo_hpc.data.carried import Carried, Place
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Group
 from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.runs import journal
 from gspo_hpc.system.files import wait_until_visible
 
@@ -48,35 +49,33 @@ def begun(start: Position) -> dict[int, Place]:
 def read_finished(start: Position, rollouts: Path, exchange: Exchange) -> dict[int, Group]:
     """Return by slot this rank's share of the finished groups that a rollout is given.
 
-    One whose line is damaged is left out: it is sampled anew.
+    One that cannot be read is left out: it is sampled anew.
     """
     rank, ranks = exchange.transport.rank, exchange.transport.world_size
     found: dict[int, Group] = {}
+    files = CarriedFiles(rollouts)
     for slot, one in enumerate(start.carried):
         if one.finished and one.place is not None and slot % ranks == rank:
-            group = read(rollouts, one.place)
+            group = files.read(one.place)
             if group is not None:
                 found[slot] = replace(group, slot=slot)
     return found
 
 
-def read(rollouts: Path, place: Place) -> Group | None:
-    """Return the group at a place; None if it is damaged. Raises TimeoutError where its file is not seen here."""
-    path = rollouts / f"{place.rollout:06d}" / place.file
-    wait_until_visible(path, place.offset + place.length)
-    return journal.read_place(path, place.fingerprint, place.offset, place.length)
-
-
 def write(
     folder: Path, rank: int, groups: Iterable[Group], fingerprint: str, rollout: int, kind: journal.Kind
 ) -> dict[str, int]:
-    """Write groups for later rollouts into a file of this rank; return its name and size, nothing without groups."""
+    """Write groups for later rollouts into a file of this rank; return its name and size, nothing without groups.
+
+    Those that an earlier attempt has written there stay as they are.
+    """
     held = list(groups)
     if not held:
         return {}
     writer = journal.Journal(folder, rank, fingerprint=fingerprint, rollout=rollout, kind=kind)
     try:
-        writer.append(held)
+        known = journal.places(writer.path, fingerprint)
+        writer.append([group for group in held if group.slot not in known])
     finally:
         writer.close()
     return {writer.path.name: writer.path.stat().st_size}

@@ -22,17 +22,21 @@ import torch
 import torch.distributed as dist
 
 from gspo_hpc.config.loader import from_dict
-from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.carried import Enough, Place
+from gspo_hpc.data.records import UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.engine.engine import EngineDied, Sampling
 from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout import carried_files
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
 from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
+from gspo_hpc.runs import journal
 from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.system import progress
 from tests.torch.exchange.ranks import on_ranks
@@ -94,6 +98,9 @@ class StandInPool:
         found, self.results = self.results, []
         return found
 
+    def drop(self) -> None:
+        self.results.clear()
+
 
 def generation(
     engine: Any,
@@ -115,10 +122,9 @@ def generation(
         engine=engine,
         pool=pool,
         recovery=recovery,
-        config=from_dict({"run": {"seed": 7}}),
         num_engines=num_engines,
         stop_requested=stop,
-        **({"journal": None, "progress": ignore_progress} | more),
+        **({"config": from_dict({"run": {"seed": 7}}), "journal": None, "progress": ignore_progress} | more),
     )
 
 
@@ -183,6 +189,119 @@ class Busy(StandInEngine):
     def abort(self) -> None:
         super().abort()
         self.waiting.clear()
+
+
+class Continuing(StandInEngine):
+    """An engine that finishes one group a step, and leaves one token of the others when it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: dict[int, Any] = {}
+
+    def submit(self, slot: int, prompt: Prompt, seeds: list[int], sampling: Sampling, **more: Any) -> None:
+        assert more.get("may_stop")
+        self.begun[slot] = more["begun"]
+        super().submit(slot, prompt, seeds, sampling, reports_experts=True)
+
+    def stop(self) -> list[Group]:
+        one, waiting = np.ones(1, np.int32), self.waiting
+        self.waiting = []
+        return [
+            Group(s, p, tuple(Completion(one, np.zeros(1, np.float32), "", UNFINISHED, seed) for seed in seeds))
+            for s, p, seeds in waiting
+        ]
+
+
+class Grading(StandInPool):
+    """A pool that never grades one group, and remembers that it was told to forget."""
+
+    def __init__(self, never: int) -> None:
+        super().__init__()
+        self.never, self.dropped = never, False
+
+    def submit_group(self, keys: list[tuple[int, int]], *texts: Any) -> None:
+        if keys[0][0] != self.never:
+            super().submit_group(keys, *texts)
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def ends_with(enough: Enough, pool: Any, engine: Any, **more: Any) -> Generation:
+    work = generation(
+        engine, pool, config=from_dict({"run": {"seed": 7}, "rollout": {"unfinished": "continue"}}), **more
+    )
+    work.request = replace(work.request, enough=enough, weights_version=4)
+    store = dist.HashStore()
+    work.counters = CallCounters(store, Notices(store), 1, 3, enough)
+    return work
+
+
+def test_a_call_ends_with_enough_groups_and_keeps_what_was_sampled_of_the_others() -> None:
+    """Also what is sampled and not graded: the pool forgets it, and the next rollout has it graded."""
+    pool = Grading(never=0)
+    work = ends_with(Enough(1), pool, Continuing())
+    assert sorted(work.run()) == [1] and pool.dropped
+    assert sorted(work.unfinished) == [0, 2]
+    reasons = {slot: {c.finish_reason for c in group.completions} for slot, group in work.unfinished.items()}
+    assert reasons == {0: {"stop"}, 2: {UNFINISHED}}
+    for group in (*work.unfinished.values(), *work._finished.values()):
+        assert all(c.pieces == ((4, 1),) for c in group.completions), "by the weights that sampled it"
+
+
+def test_a_call_waits_for_groups_that_it_must_have() -> None:
+    work = ends_with(Enough(1, frozenset({2})), StandInPool(), Continuing())
+    assert sorted(work.run()) == [0, 1, 2] and not work.unfinished
+    store = dist.HashStore()
+    counters = CallCounters(store, Notices(store), 1, 9, Enough(2, frozenset({5})))
+    for slot, counts, over in ((0, True, False), (1, True, False), (2, True, False), (5, False, True)):
+        counters.add_finished(slot, counts=counts)
+        assert counters.over() is over, slot
+    counters = CallCounters(store, Notices(store), 2, 9, Enough(2, frozenset({5})))
+    for slot, counts, over in ((5, True, False), (1, False, False), (2, True, True)):
+        counters.add_finished(slot, counts=counts)
+        assert counters.over() is over, slot
+
+
+def test_only_groups_with_signal_end_a_call_that_needs_it() -> None:
+    """Without signal in any, all are finished; a call that counts them would end with the first."""
+    work = ends_with(Enough(1, signal=True), StandInPool(), Continuing(), has_signal=lambda group: False)
+    assert sorted(work.run()) == [0, 1, 2]
+    work = ends_with(Enough(1, signal=True), StandInPool(), Continuing(), has_signal=lambda group: group.slot == 1)
+    assert sorted(work.run()) == [0, 1] and sorted(work.unfinished) == [2]
+    work = ends_with(Enough(1), StandInPool(), Continuing(), has_signal=lambda group: False)
+    assert sorted(work.run()) == [0] and sorted(work.unfinished) == [1, 2]
+
+
+def test_a_group_goes_on_where_its_own_prompt_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where that of another prompt did, nor where its file is damaged or gone, which is waited for once."""
+    folder = tmp_path / "000003"
+    writer = Journal(folder, 0, fingerprint="f", rollout=3, kind="unfinished")
+    one = np.arange(2, dtype=np.int32)
+    for slot, index in ((0, 10), (1, 99), (2, 12)):
+        half = Completion(one, np.zeros(2, np.float32), "", UNFINISHED, 1, pieces=((2, 2),))
+        writer.append([Group(slot, Prompt(index, np.ones(2, np.int32), "", {}), (half, half))])
+    writer.close()
+    known = journal.places(writer.path, "f")
+    places = {slot: Place(3, "f", writer.path.name, *known[slot]) for slot in range(3)}
+    damaged = bytearray(writer.path.read_bytes())
+    damaged[known[2][0] + 20] ^= 1
+    writer.path.write_bytes(damaged)
+    engine = Continuing()
+    work = ends_with(Enough(3), StandInPool(), engine, carried=CarriedFiles(tmp_path))
+    work.request = replace(work.request, begun=places)
+    work.run()
+    assert [len(engine.begun[slot]) for slot in range(3)] == [2, 0, 0]
+    assert engine.begun[0][0].tokens.tolist() == [0, 1]
+    waits = list[Path]()
+
+    def never(path: Path, size: int) -> None:
+        waits.append(path)
+        raise TimeoutError
+
+    monkeypatch.setattr(carried_files, "wait_until_visible", never)
+    files = CarriedFiles(tmp_path)
+    assert [files.read(places[slot]) for slot in range(3)] == [None] * 3 and len(waits) == 1
 
 
 def workers(

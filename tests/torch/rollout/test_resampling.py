@@ -8,11 +8,17 @@ or passed over.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Rollout
+from gspo_hpc.data.records import Group, Prompt
+from gspo_hpc.rollout.drawing import Drawing, Judged
 from gspo_hpc.rollout.resampling import DrawLimits, Draws, draws
 
 
@@ -133,3 +139,19 @@ def test_no_more_groups_are_open_than_the_next_rollouts_train_on() -> None:
         known = {slot: slot < found for slot in range(12)}
         drawn = draws(known, limits).drawn
         assert 12 < drawn and drawn - (12 - found) <= 16
+
+
+def test_groups_that_were_carried_are_spread_over_the_updates() -> None:
+    """They have the lowest slots, and would make up the first update."""
+    tokens = np.zeros(1, np.int32)
+    groups = [Group(slot, Prompt(slot, tokens, "", {}), ()) for slot in range(24)]
+    config = from_dict({"rollout": {"unfinished": "continue", "oversampling_factor": 1.5}})
+    table: Any = SimpleNamespace(slots=list(range(24)))
+    drawing = Drawing(DrawLimits.of(config.rollout, 16), config, lambda own: Judged(table, {}, {}))
+    drawing.add({group.slot: group for group in groups}, ())
+    chosen = drawing.chosen()
+    assert sorted(group.slot for group in chosen) == list(range(16)), "each has a place of its own"
+    assert sorted(group.prompt.index for group in chosen) == list(range(16)), "the first of the slots"
+    first = sum(group.prompt.index < 8 for group in chosen if group.slot < 8)
+    assert 2 <= first <= 6, "eight that were carried, over two updates of eight"
+    assert [group.prompt.index for group in drawing.spare()] == list(range(16, 24))

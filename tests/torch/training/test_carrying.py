@@ -25,6 +25,7 @@ from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.exchange.exchange import Exchange
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.rollout.generation import with_piece
 from gspo_hpc.rollout.worker import Generated
 from gspo_hpc.runs.cursor import Cursor
@@ -83,7 +84,7 @@ class Engines:
 
     def _begun(self, request: Any, slot: int) -> Group:
         if (place := request.begun.get(slot)) is not None:
-            group = carrying.read(self._folder, place)
+            group = CarriedFiles(self._folder).read(place)
             assert group is not None and group.prompt.index == request.prompts[slot].index
             return replace(group, slot=slot)
         empty = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", UNFINISHED, 0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.data.carried import Carried, Place
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.retired import Retirement
 from gspo_hpc.evaluation import stored
@@ -168,6 +169,28 @@ def test_old_checkpoints_and_journals_go_once_a_new_checkpoint_is_committed(tmp_
         observers.checkpoint(staging, {}, CheckpointState(Cursor(step=step, rollout=step - 1), [], None))
     assert [path.name for path in commit.list_committed(run.checkpoints)] == ["000002", "000003"]
     assert sorted(path.name for path in run.rollouts.iterdir()) == ["000002", "000003"]
+
+
+def test_journals_stay_that_any_checkpoint_goes_on_with(tmp_path: Path) -> None:
+    """An older checkpoint counts if the newest is damaged; where one cannot be read, nothing is deleted."""
+    run = RunDir(tmp_path)
+    for rollout in range(9):
+        (run.rollouts / f"{rollout:06d}").mkdir(parents=True)
+    observers = Observers([CheckpointCommit(run, {"ranks": 1}, keep=2)])
+
+    def save(step: int, *places: int) -> list[int]:
+        carried = tuple(Carried(7, one, place=Place(one, "f", "rank-0000.unfinished", 1, 2)) for one in places)
+        staging = commit.begin(run.checkpoints, step)
+        (staging / "shard").write_bytes(b"weights")
+        observers.checkpoint(staging, {}, CheckpointState(Cursor(step=step, rollout=step), [], None, carried=carried))
+        return sorted(int(path.name) for path in run.rollouts.iterdir())
+
+    assert save(2, 1)[0] == 1
+    assert save(4, 3)[0] == 1, "the checkpoint of step 2 has a group there"
+    assert save(5, 4)[0] == 3
+    (run.checkpoints / "000005" / "carried.json").write_text("[[1]]")
+    assert save(7)[0] == 3
+    assert save(8)[0] == 8, "no checkpoint that is kept carries anything"
 
 
 class LateTrackers(Feeds):

@@ -100,7 +100,7 @@ def sampler(
     terms = objective.resolve(config.algorithm)
     recipe: Any = SimpleNamespace(config=config, objective=terms, num_rollout_prompts=PROMPTS, num_rollouts=9)
     places: Any = lambda start, count: ([*range(count)], take(start, count)[1])  # noqa: E731
-    prompts: Any = SimpleNamespace(take=take, places=places, left=lambda retired: PROMPTS)
+    prompts: Any = SimpleNamespace(take=take, places=places, stream=None, left=lambda retired: PROMPTS)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), seconds={})
     observers: Any = SimpleNamespace(rollout=lambda *rollout: contextlib.nullcontext(lambda *progress: None))
     engines: Any = Engines({int(name[1:]): count for name, count in unfinished.items()})
