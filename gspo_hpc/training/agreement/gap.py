@@ -7,6 +7,7 @@ In float32 rounding is small everywhere, and every token counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
@@ -88,7 +89,9 @@ def excess(gap: Gap, allowed: GapLimits, first: Gap | None, rounding: Gap | None
     `first` is the gap of the first sync, above which it must not rise far in 16 bits either. `rounding` is the gap that
     rounding alone makes in the trainer, twice of which is always allowed; None where that is not known.
     """
-    always = Gap() if rounding is None else Gap(*(_OF_ROUNDING * value for value in rounding.values()))
+    if rounding is None or not all(map(math.isfinite, rounding.values())):
+        rounding = Gap()  # a trainer that has no numbers excuses no engine
+    always = Gap(*(_OF_ROUNDING * value for value in rounding.values()))
     allowed = allowed._replace(max=max(allowed.max, always.weighted_max), mean=max(allowed.mean, always.weighted_mean))
     if not allowed.weighted:
         largest, mean, kind = gap.max, gap.mean, "|log-prob difference|"

@@ -62,6 +62,15 @@ def test_twice_what_rounding_makes_in_the_trainer_is_allowed_at_any_sync() -> No
     assert "(allowed 0.05)" in str(excess(Gap(0.1, 0.1, 0.1, 0.051), allowed, None, Gap()))
 
 
+@pytest.mark.parametrize("size", [np.inf, np.nan])
+def test_log_probs_of_a_trainer_that_are_no_numbers_allow_nothing(size: float) -> None:
+    """Without experts such a gap is refused; the noise by which a mixture's limits grow must not excuse it."""
+    allowed, endless = gap_limits(HALF), Gap(*[size] * 4)
+    assert "(allowed 0.25)" in str(excess(Gap(*[np.inf] * 4), allowed, None, endless))
+    assert "(allowed 0.05)" in str(excess(Gap(0.1, 0.1, 0.1, 0.051), allowed, None, endless))
+    assert excess(Gap(0.1, 0.1, 0.1, 0.049), allowed, None, endless) is None
+
+
 EXPERTS, LAYERS, TOP_K = 16, 3, 2
 
 
