@@ -21,6 +21,7 @@ from typing import Any
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.client import Client, EngineDied
+from gspo_hpc.engine.constants import held as constants
 from gspo_hpc.engine.messages import Submission
 from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
@@ -292,11 +293,22 @@ class Engine:
         See gspo_hpc.ops.expert_sums. None where the workers cannot say them, or have a class of the user's own. Raises
         EngineDied and RuntimeError like :meth:`step`.
         """
-        self._require_weights()
-        if "worker_extension_cls" in self.settings.engine_args:
-            return None
-        workers = self._call("expert_sums")
+        workers = self._ask_workers("expert_sums")
         return None if workers is None else expert_sums.added(workers, layers, experts)
+
+    def constants(self) -> list[constants.Held]:
+        """Return the constants of each worker's model, see gspo_hpc.ops.constants; none where they are not known.
+
+        That is where :meth:`expert_sums` is None. Raises EngineDied and RuntimeError like :meth:`step`.
+        """
+        return [constants.from_values(values) for values in self._ask_workers("constants") or ()]
+
+    def _ask_workers(self, method: str) -> list[Any] | None:
+        self._require_weights()
+        found: list[Any] | None = None
+        if "worker_extension_cls" not in self.settings.engine_args:
+            found = self._call("ask_workers", method)
+        return found
 
     def _probing(self, sequences: Sequence[Sequence[int]]) -> tuple[list[str], list[list[int]]]:
         """Return names for the requests of these prompts, and the prompts as lists."""

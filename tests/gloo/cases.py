@@ -1204,6 +1204,7 @@ def mismatched(model: str, world: int) -> Arrays:
     """Errors of the gate for faults that are planted in an engine, in bfloat16, and for rounded logits."""
     made, _ = policy(config(model, world, "bfloat16"))
     found = mismatches.run(made, model, "bfloat16") | mismatches.rounded_in_16_bits(made, model)
+    found |= mismatches.with_overrides(made, model)
     drop_layout()
     made, _ = policy(config(model, world))
     return found | mismatches.rounded(made, model)

@@ -17,8 +17,8 @@ _SHOWN = 3
 def misplaced(ours: Floats, theirs: Floats) -> str:
     """Return which experts of the engine have other weights than the trainer's; an empty text if none has.
 
-    Both have the sums [layers, experts, NUMBERS], and NaN where nothing is known. An expert whose weights are no numbers
-    in the trainer is left to the probe.
+    Both have the sums [layers, experts, NUMBERS], and NaN where nothing is known. Experts whose weights are no numbers
+    in the trainer are left to the probe.
     """
     wrong = ~_same(ours, theirs) & np.isfinite(ours).all(-1) & ~np.isnan(theirs).any(-1)
     if not wrong.any():
