@@ -1210,6 +1210,12 @@ def mismatched(model: str, world: int) -> Arrays:
     return found | mismatches.rounded(made, model)
 
 
+def gate(model: str, world: int) -> Arrays:
+    """Errors of the gate for faults that are planted in an engine of a trained model, in bfloat16."""
+    made, _ = policy(config(model, world, "bfloat16"))
+    return mismatches.of_trained(made, model)
+
+
 def beside(model: str, world: int, **sections: Any) -> Arrays:
     """Gaps of syncs in which adapters go beside an engine's weights, and of one in which they are merged into them."""
     made, _ = policy(config(model, world, **sections))
@@ -1270,6 +1276,7 @@ def main() -> None:
             metered,
             awaited,
             verified,
+            gate,
             mismatched,
             beside,
             ordered,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,6 +82,43 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
     found["healed"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
     engine.close()
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+def of_trained(made: Policy, model: str) -> dict[str, np.ndarray]:
+    """Return what is said of an engine of a trained dense model in bfloat16: without a fault, and with some.
+
+    Random tokens are improbable ones to such a model, and rounding moves their log-probs more than those of a text.
+    """
+    engine = started(model, "bfloat16", {})
+    tokens, size = transformers.AutoTokenizer.from_pretrained(model), made.arch.vocab_size
+    texts = [tokens(text)["input_ids"][:24] for text in _TEXTS]
+    drawn = [np.random.default_rng(seed).integers(0, size, (4, 32)).tolist() for seed in range(8)]
+    found: dict[str, Any] = {"healthy": [said(WeightSync(made, one), engine, None) for one in (texts, *drawn)]}
+    first = WeightSync(made, texts).run(engine)[0].gap
+    weight_sync = WeightSync(made, texts)
+    middle = made.arch.num_layers // 2
+    for name, layers in {"first": (0, 1), "middle": (middle, middle + 1), "apart": (3, middle)}.items():
+        found[f"layers-{name}"] = said(weight_sync, engine, first, functools.partial(_with_swapped_layers, layers))
+    found["weights"] = said(weight_sync, engine, first, _with_noise)
+    found["stale"] = said(weight_sync, engine, first, _without_reset)
+    engine.close()
+    engine = started(model, "bfloat16", {"hf_overrides": {"head_dtype": "model"}})
+    engine.settings = replace(engine.settings, engine_args={})
+    found["head"] = said(WeightSync(made, texts), engine, first)
+    engine.close()
+    rope = {"rope_type": "default", "rope_theta": 2.0 * made.arch.rope.theta}
+    engine = started(model, "bfloat16", {"hf_overrides": {"rope_parameters": rope}})
+    found["rope"] = said(WeightSync(made, texts), engine, first)
+    engine.close()
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+_TEXTS = (
+    "The capital of France is Paris, which lies on the river Seine, and is the largest city of the country.",
+    "To make bread one needs flour, water, salt and yeast; the dough has to rest for an hour before it is baked.",
+    "If a train leaves at nine and arrives at noon, it has been on its way for three hours, and at 80 km/h for 240 km.",
+    "def add(numbers):\n    total = 0\n    for number in numbers:\n        total += number\n    return total\n",
+)
 
 
 def _drawn() -> list[list[list[int]]]:
@@ -167,6 +205,18 @@ def _with_swapped_experts(made: Policy, engine: Engine) -> Callable[[], None]:
         if not part.experts or layer not in part.name:
             return part
         return replace(part, experts=tuple({one: other, other: one}.get(number, number) for number in part.experts))
+
+    return _stream(made, swapped)
+
+
+def _with_swapped_layers(layers: tuple[int, int], made: Policy, engine: Engine) -> Callable[[], None]:
+    names = [f".layers.{layer}." for layer in layers]
+
+    def swapped(part: Part) -> Part:
+        for one, other in (names, names[::-1]):
+            if one in part.name:
+                return replace(part, name=part.name.replace(one, other))
+        return part
 
     return _stream(made, swapped)
 

@@ -38,8 +38,8 @@ def name_cause(found: ProbeAnswers) -> str:
     """Return the likeliest cause, as the end of a sentence."""
     if found.pairs.size >= _FEWEST and found.pairs.mean() <= _CLEAN * found.probe.mean():
         return (
-            "only tokens with several keys differ: query or key weights, the mask, or rotary embeddings where engine "
-            "or trainer do not say theirs"
+            "tokens with several keys differ far more than others: query or key weights or those of a few layers, the "
+            "mask, or rotary embeddings where engine or trainer do not say theirs"
         )
     if found.experts is not None and (swapped := swapped_experts(found.pairs, found.experts)) is not None:
         layer, numbers = swapped

@@ -39,6 +39,13 @@ def test_what_the_engine_would_sample_counts_also_if_the_trainer_thinks_it_impro
     assert gap.weighted_max > 0.4 * 12 and excess(gap, gap_limits(HALF), None) is not None
 
 
+def test_among_improbable_tokens_the_likeliest_does_not_decide_alone() -> None:
+    """With their probabilities as weights a probe of rare tokens has the gap of one token, which varies widely."""
+    ours = np.log(np.array([1e-5] + [1e-9] * 99, np.float32))
+    gap = measure([ours], [ours + np.array([0.2] + [0.02] * 99, np.float32)])
+    assert gap.weighted_mean == pytest.approx(0.022, rel=0.01)
+
+
 def test_a_gap_that_is_not_a_number_is_too_large() -> None:
     gap = measure([np.array([np.nan, -1.0], np.float32)], [np.array([-1.0, -1.0], np.float32)])
     assert gap.max == np.inf and all(excess(gap, gap_limits(config), None) for config in (HALF, FULL))
