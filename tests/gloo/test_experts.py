@@ -27,10 +27,11 @@ def test_noise_tells_in_every_layout_how_far_rounding_moves_log_probs(name: str,
     assert 0.25 * one["gaps"][0][3] < mean < 4.0 * one["gaps"][0][3] and mean < 1.0
 
 
-def test_noise_is_smaller_without_experts_where_no_token_is_near_a_tie(results: dict[str, Arrays]) -> None:
+def test_noise_tells_in_a_model_without_experts_too_how_far_rounding_moves_log_probs(
+    results: dict[str, Arrays],
+) -> None:
     found = results["shaken-dense"]
-    assert np.array_equal(found["before"], found["after"])
-    assert 0.0 < found["gaps"][0][3] < results["shaken-one"]["gaps"][0][3]
+    assert np.array_equal(found["before"], found["after"]) and 0.005 < found["gaps"][0][3] < 0.2
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -16,6 +16,7 @@ from gspo_hpc.engine.constants.held import Held, Rotary
 from gspo_hpc.models.parts import Rope
 from gspo_hpc.ops.constants import Constants, Turns, turns_of
 from gspo_hpc.ops.rope import inverse_frequencies
+from gspo_hpc.system.text import rounded
 
 _NEAR = 0.01  # of a scale: more than 16 bits lose on the way to the magnitude of a table
 _THETAS = tuple(float(digit * 10**power) for power in range(3, 8) for digit in (1, 2, 5))
@@ -87,7 +88,7 @@ def _of_rotary(ours: Constants, rotary: Rotary, found: Turns | None) -> str:
 def other_ropes(ours: Constants, found: Turns) -> Iterator[tuple[str, Rope]]:
     """Yield rotary embeddings that an engine may have read instead of the trainer's, with what to call them."""
     rope, fitted = ours.rope, _theta_of(found)
-    thetas = {f"rope_theta {theta:g}": theta for theta in _THETAS} | {f"a rope_theta of about {fitted:.3g}": fitted}
+    thetas = {f"rope_theta {theta:g}": theta for theta in _THETAS} | {f"a rope_theta of about {rounded(fitted)}": fitted}
     if rope.kind != "default":
         yield "no rope scaling", Rope(rope.theta)
         yield from ((f"{name} and no rope scaling", Rope(theta)) for name, theta in thetas.items())
