@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what the gate after a weight sync makes of faults in a trained model, whose engine computes in 16 bits.
 
-    .venv/bin/python tools/bench/probe_gate.py [--model FOLDER] [--dtype bfloat16]     # some minutes
+    .venv/bin/python tools/bench/probe_gate.py [--model FOLDER] [--dtype bfloat16]     # ten minutes
 
 One rank has the model, and a real engine gets its weights through the real sync, with a fault planted on the way. Each
 row is a fault. Probes are as a run makes them: four sequences of text, or of random tokens, with 128 tokens in all. A
@@ -160,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=PROJECT / ".cache" / "smollm2-135m-instruct")
     parser.add_argument("--dtype", default="bfloat16", help="of trainer and engine")
+    parser.add_argument("--faults", nargs="*", default=[""], help="parts of the names of faults; by default all")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = from_dict(
@@ -186,6 +187,8 @@ def main() -> None:
         some = [noise for noise in noises[places] if noise is not None]
         print(f"| noise in the trainer | {row_of(some, kind)} | | | |", flush=True)
     for fault in faults(policy.arch.num_layers, policy.arch.rope.theta):
+        if healthy and not any(part in fault.name for part in args.faults):
+            continue
         if running is None or running[0] != fault.overrides:
             if running is not None:
                 running[1].close()
