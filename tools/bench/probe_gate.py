@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ import transformers
 from gspo_hpc.config.constants import PROBE_PROMPTS
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Floats
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.ops.weight_parts import Part
@@ -170,6 +172,12 @@ def main() -> None:
             "run": {"max_steps": 1},
         }
     )
+    with tempfile.TemporaryDirectory() as logs:
+        report(args, config, logs)
+
+
+def report(args: argparse.Namespace, config: Config, logs: str) -> None:
+    """Print the table; engines write into the folder `logs`."""
     policy = trainer.make_policy(args.model, config)
     every, limits = probes(args.model, policy.arch.vocab_size), gap_limits(config)
     texts = len(every["text"])
@@ -194,9 +202,8 @@ def main() -> None:
                 running[1].close()
             print(f"an engine with {fault.overrides or 'the config.json of the model'}", file=sys.stderr)
             arguments = {"hf_overrides": fault.overrides} if fault.overrides else {}
-            engine = Engine(
-                EngineSettings(str(args.model), args.dtype, max_model_len=512, kv_cache_gb=0.2, engine_args=arguments)
-            )
+            settings = EngineSettings(str(args.model), args.dtype, max_model_len=512, kv_cache_gb=0.2)
+            engine = Engine(replace(settings, log_path=Path(logs) / "engine.log", engine_args=arguments))
             engine.start()
             running = fault.overrides, engine
         gaps, said = measured(policy, running[1], fault, joined, ours)

@@ -88,7 +88,9 @@ def _of_rotary(ours: Constants, rotary: Rotary, found: Turns | None) -> str:
 def other_ropes(ours: Constants, found: Turns) -> Iterator[tuple[str, Rope]]:
     """Yield rotary embeddings that an engine may have read instead of the trainer's, with what to call them."""
     rope, fitted = ours.rope, _theta_of(found)
-    thetas = {f"rope_theta {theta:g}": theta for theta in _THETAS} | {f"a rope_theta of about {rounded(fitted)}": fitted}
+    thetas = {f"rope_theta {theta:g}": theta for theta in _THETAS} | {
+        f"a rope_theta of about {rounded(fitted)}": fitted
+    }
     if rope.kind != "default":
         yield "no rope scaling", Rope(rope.theta)
         yield from ((f"{name} and no rope scaling", Rope(theta)) for name, theta in thetas.items())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gspo_hpc.algorithms.terms import gap_buckets
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.policy import rounding
 from gspo_hpc.training.agreement.causes import ProbeAnswers, name_cause, rounding_step, swapped_experts
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
 from gspo_hpc.training.agreement.watch import GapMismatch, RolloutGapMonitor
@@ -37,6 +38,14 @@ def test_an_improbable_token_decides_in_float32_only() -> None:
 def test_what_the_engine_would_sample_counts_also_if_the_trainer_thinks_it_improbable() -> None:
     gap = measure([np.log(np.array([1e-6, 0.5], np.float32))], [np.log(np.array([0.4, 0.5], np.float32))])
     assert gap.weighted_max > 0.4 * 12 and excess(gap, gap_limits(HALF), None) is not None
+
+
+def test_noise_has_the_size_of_the_coarser_types_rounding() -> None:
+    half, brain, full = torch.float16, torch.bfloat16, torch.float32
+    assert rounding.size((full, brain), mixture=True) == rounding.size((brain, half), mixture=True) == 2.0**-7
+    assert (
+        rounding.size((half, half), mixture=True) == 2.0**-10 and rounding.size((half, half), mixture=False) == 2.0**-11
+    )
 
 
 def test_among_improbable_tokens_the_likeliest_does_not_decide_alone() -> None:
