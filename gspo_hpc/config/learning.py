@@ -143,12 +143,13 @@ class Rollout(Section):
     probe_max_gap: Number | None = key(
         None,
         "Largest difference of log-probs that the probe allows; the default is 1e-3 (float32) or 0.25 (16 bits, where "
-        "each token's difference is multiplied by its probability).",
+        "each token's difference is multiplied by its probability; more where rounding alone moves the probe more).",
     )
     probe_mean_gap: Number | None = key(
         None,
         "Mean difference of log-probs that is allowed, on the probe and on the tokens of each update; the default is "
-        "1e-4 (float32) or 0.05 (16 bits, where tokens of the probe are weighted with their probability).",
+        "1e-4 (float32) or 0.05 (16 bits, where tokens of the probe are weighted with their probability; more where "
+        "rounding alone moves the probe more).",
     )
     engine: FreeForm = key({}, "Arguments of vllm.LLM.")
 

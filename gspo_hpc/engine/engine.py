@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
-import importlib.metadata
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -20,11 +18,19 @@ from typing import Any
 from gspo_hpc.data.records import Completion, Floats, Group, Prompt
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.client import Client, EngineDied
+from gspo_hpc.engine.constants import held as constants
 from gspo_hpc.engine.messages import Sampled, Submission
 from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.requests import PendingGroup
-from gspo_hpc.engine.settings import EngineSettings, Sampling, arguments, environment, refuse_own_arguments
+from gspo_hpc.engine.settings import (
+    EngineSettings,
+    Sampling,
+    arguments,
+    environment,
+    has_plugin,
+    refuse_own_arguments,
+)
 from gspo_hpc.engine.updates import AdapterUpdate, WeightUpdate
 from gspo_hpc.ops import expert_sums
 from gspo_hpc.ops.weight_parts import Stream
@@ -33,12 +39,6 @@ __all__ = ["Engine", "EngineDied", "EngineSettings", "Sampling"]
 
 _NOT_RUNNING = "it is not running: its last start failed"
 _TAGS = ("weights", "kv_cache")  # of vLLM's memory that sleeps
-
-
-@functools.cache
-def _has_plugin() -> bool:
-    """Return whether vLLM finds this package's plugin. Reading what all installed packages offer takes 20 ms."""
-    return any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins"))
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Engine:
         """
         assert self._client is None, "already started"
         settings = self.settings
-        if not _has_plugin():
+        if not has_plugin():
             raise ValueError("gspo_hpc is not installed where vLLM looks for plugins: pip install -e . (in its folder)")
         self._asleep, self._emptied, self._version = [], not settings.loads_weights, None
         atexit.register(self.close)
@@ -254,9 +254,8 @@ class Engine:
             slot, sample = self._requests[request]
             self.tokens_generated += self._groups[slot].note(sample, one)
         stopped = [pending.group() for pending in self._groups.values()]
-        self._groups.clear()
-        self._unsent.clear()
         self._requests.clear()
+        self.abort()
         return stopped
 
     def abort(self) -> None:
@@ -303,11 +302,19 @@ class Engine:
         See gspo_hpc.ops.expert_sums. None where the workers cannot say them, or have a class of the user's own. Raises
         EngineDied and RuntimeError like :meth:`step`.
         """
-        self._require_weights()
-        if "worker_extension_cls" in self.settings.engine_args:
-            return None
-        workers = self._call("expert_sums")
+        workers = self._ask_workers("expert_sums")
         return None if workers is None else expert_sums.added(workers, layers, experts)
+
+    def constants(self) -> list[constants.Held]:
+        """Return the constants of each worker's model, see gspo_hpc.ops.constants; none where they are not known.
+
+        That is where :meth:`expert_sums` is None. Raises EngineDied and RuntimeError like :meth:`step`.
+        """
+        return [constants.from_values(values) for values in self._ask_workers("constants") or ()]
+
+    def _ask_workers(self, method: str) -> Any:
+        self._require_weights()
+        return None if "worker_extension_cls" in self.settings.engine_args else self._call("ask_workers", method)
 
     def _probing(self, sequences: Sequence[Sequence[int]]) -> tuple[list[str], list[list[int]]]:
         """Return names for the requests of these prompts, and the prompts as lists."""
@@ -317,10 +324,10 @@ class Engine:
         return [f"probe-{next(self._ids)}" for _ in sequences], [list(tokens) for tokens in sequences]
 
     def _require_weights(self) -> None:
-        if self._emptied and not self._is_dead():
-            raise RuntimeError("the engine started without weights or slept at level 2: send it all of them first")
-        if self.settings.adapters is not None and self._version is None and not self._is_dead():
-            raise RuntimeError("the engine started without adapters or slept at level 2: send it all of them first")
+        without_adapters = self.settings.adapters is not None and self._version is None
+        lacks = "weights" if self._emptied else "adapters" if without_adapters else None
+        if lacks and not self._is_dead():
+            raise RuntimeError(f"the engine started without {lacks} or slept at level 2: send it all of them first")
 
     # ---- weights
 

@@ -183,10 +183,13 @@ class Host:
             found |= {output.request_id: output for output in self._advance() if output.request_id in names}
         return [found[name] for name in names]
 
-    def expert_sums(self) -> list[list[Any]] | None:
-        """Return what each worker says of its experts; None where one fails, for a layer that is built otherwise."""
+    def ask_workers(self, method: str) -> list[Any] | None:
+        """Return what each worker answers to a method of WorkerMethods that takes nothing.
+
+        None where one fails, because a layer is built otherwise than the method expects.
+        """
         try:
-            return list(self._llm.collective_rpc("expert_sums"))
+            return list(self._llm.collective_rpc(method))
         except Exception:
             traceback.print_exc()  # into the engine's log
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import os
 import re
 from collections.abc import Mapping
@@ -98,6 +100,12 @@ class EngineSettings:
     adapters: EngineAdapters | None = None  # it computes nothing before its owner has sent these as well
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
+
+
+@functools.cache
+def has_plugin() -> bool:
+    """Return whether vLLM finds this package's plugin. Reading what all installed packages offer takes 20 ms."""
+    return any(e.name == "gspo_hpc" for e in importlib.metadata.entry_points(group="vllm.general_plugins"))
 
 
 def refuse_own_arguments(settings: EngineSettings) -> None:

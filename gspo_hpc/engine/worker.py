@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gspo_hpc.engine.constants import held
 from gspo_hpc.engine.experts import sums
 from gspo_hpc.ops.expert_sums import Held
 
@@ -23,3 +24,7 @@ class WorkerMethods:
     def expert_sums(self) -> list[Held]:
         """Return the sums of the experts' weights that this worker has; see gspo_hpc.ops.expert_sums."""
         return sums.held(self.weight_transfer_engine.model)
+
+    def constants(self) -> dict[str, Any]:
+        """Return the numbers beside its weights by which this worker's model computes; see gspo_hpc.ops.constants."""
+        return held.of(self.weight_transfer_engine.model)

@@ -54,12 +54,15 @@ def from_text(text: str, layers: int) -> Floats:
 def added(workers: Sequence[Sequence[Held]], layers: int, experts: int) -> Floats:
     """Return the sums [layers, experts, NUMBERS] of what several workers hold of experts, NaN for what none holds.
 
-    Each holds some of the experts, or a part of each. Others than the model's own experts are left out.
+    Each holds some of the experts, or a part of each. Others than the model's own experts are left out. Sums of weights
+    that are no numbers are infinite.
     """
     found = np.full((layers, experts, NUMBERS), np.nan, np.float32)
     for layer, numbers, values in itertools.chain.from_iterable(workers):
         sums = np.frombuffer(values, np.float32).reshape(len(numbers), NUMBERS)
+        sums = np.where(np.isfinite(sums), sums, np.inf)
         for number, one in zip(numbers, sums, strict=True):
             if number < experts:
-                found[layer, number] = np.nan_to_num(found[layer, number]) + one
+                before = found[layer, number]
+                found[layer, number] = np.where(np.isnan(before), 0.0, before) + one
     return found

@@ -116,6 +116,9 @@ class Bridged:
     def expert_sums(self, chunks: Sequence[Any], dtype: torch.dtype) -> None:
         """Return None: where the library keeps which expert is its own affair (see Provider)."""
 
+    def constants(self, chunks: Sequence[Any]) -> None:
+        """Return None: where the library keeps them depends on the family (see Provider)."""
+
 
 def _settings(config: Config) -> Any:
     """Return mcore-bridge's configuration of the model and of its layout; ValueError where it cannot make one."""

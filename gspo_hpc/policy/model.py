@@ -13,8 +13,6 @@ Shapes: T tokens of a micro-batch, H hidden size, D head size, V_local rows of t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +34,7 @@ from gspo_hpc.config.schema import Config, Memory
 from gspo_hpc.models.architecture import Architecture, Rope
 from gspo_hpc.ops import varlen
 from gspo_hpc.ops.batch import PackedBatch
+from gspo_hpc.ops.constants import Constants
 from gspo_hpc.ops.rope import inverse_frequencies
 from gspo_hpc.ops.weight_map import padded_vocab_size
 from gspo_hpc.policy import compat, moe
@@ -63,20 +62,6 @@ class PositionedRotary(torch.nn.Module):
         assert self.positions is not None, "set positions before the forward pass"
         angles = self.positions.float()[:, None] * self.inverse[None, :]
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
-
-
-@contextlib.contextmanager
-def rotated_by(chunks: Sequence[Any], rope: Rope, head_dim: int) -> Iterator[None]:
-    """Have the model compute with other rotary embeddings within the block."""
-    rotaries = [chunk.rotary_pos_emb for chunk in chunks]
-    before = [rotary.inverse for rotary in rotaries]
-    for rotary in rotaries:
-        rotary.inverse = inverse_frequencies(rope, head_dim).to(rotary.inverse.device)
-    try:
-        yield
-    finally:
-        for rotary, inverse in zip(rotaries, before, strict=True):
-            rotary.inverse = inverse
 
 
 class PackedGPTModel(compat.HiddenStates, GPTModel):
@@ -153,6 +138,18 @@ def transformer_config(arch: Architecture, config: Config) -> TransformerConfig:
         masked_softmax_fusion=False,
         apply_rope_fusion=fused,  # Transformer Engine's kernel, which takes an angle for each token
         persist_layer_norm=False,
+    )
+
+
+def constants(chunk: PackedGPTModel, arch: Architecture) -> Constants:
+    """Return the numbers beside its weights by which a chunk computes; all chunks have the same."""
+    return Constants(
+        rope=arch.rope,
+        max_position_embeddings=arch.max_position_embeddings,
+        inverse_frequencies=tuple(chunk.rotary_pos_emb.inverse.tolist()),
+        head_dim=arch.head_dim,
+        attention_scale=float(chunk.config.softmax_scale),
+        norm_eps=float(chunk.config.layernorm_epsilon),
     )
 
 

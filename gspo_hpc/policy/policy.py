@@ -26,6 +26,7 @@ from gspo_hpc.data.records import Floats
 from gspo_hpc.models.adapter_table import shapes
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import peft_folder
+from gspo_hpc.ops.constants import Constants
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, stream_of
 from gspo_hpc.policy import moe, provider
@@ -270,6 +271,10 @@ class Policy:
         self.settle()
         found = self.provider.expert_sums(self.chunks, DTYPES[engine_dtype(self.config)])
         return None if found is None else found.numpy()
+
+    def constants(self) -> Constants | None:
+        """Return the numbers beside its weights by which the model computes; None if they are not known."""
+        return self.provider.constants(self.chunks)
 
     def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every Hugging Face tensor with its name; use it before asking for the next. Collective."""

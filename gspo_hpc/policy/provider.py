@@ -14,6 +14,7 @@ import torch
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
+from gspo_hpc.ops.constants import Constants
 from gspo_hpc.ops.weight_parts import Memory, Part
 from gspo_hpc.policy import bridged, expert_weights, model, weight_stream
 
@@ -39,6 +40,9 @@ class Provider(Protocol):
         See :mod:`gspo_hpc.ops.expert_sums`.
         """
 
+    def constants(self, chunks: Sequence[Any]) -> Constants | None:
+        """Return the numbers beside its weights by which the model computes; None if they are not known."""
+
 
 class Own:
     """The provider of this package: :mod:`gspo_hpc.policy.model` and :mod:`gspo_hpc.policy.weight_stream`."""
@@ -62,6 +66,10 @@ class Own:
     def expert_sums(self, chunks: Sequence[Any], dtype: torch.dtype) -> torch.Tensor | None:
         """See Provider."""
         return expert_weights.sums(chunks, self._arch, dtype)
+
+    def constants(self, chunks: Sequence[Any]) -> Constants:
+        """See Provider."""
+        return model.constants(chunks[0], self._arch)
 
 
 def make(arch: Architecture, config: Config) -> Provider:

@@ -7,6 +7,7 @@ probe itself is computed and not read from there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,14 +21,15 @@ from gspo_hpc.config.derived import GapLimits, gap_limits
 from gspo_hpc.data.records import Floats, Prompt
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.engine.settings import has_exact_head
-from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.ops import expert_sums
+from gspo_hpc.ops.constants import Constants
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.training.agreement import experts as experts_of
 from gspo_hpc.training.agreement.causes import TOP, rounding_step
+from gspo_hpc.training.agreement.constants import differing
 from gspo_hpc.training.agreement.explain import explain
 from gspo_hpc.training.agreement.gap import Gap, excess, measure
 from gspo_hpc.training.agreement.scoring import Sequences, rounding_gap, score
@@ -44,6 +46,7 @@ class Trainer:
     logprobs: Sequence[Floats]  # [len - 1] of each sequence
     rounding: Gap | None = None  # that rounding alone makes; None where limits take no account of it
     experts: Floats | None = None  # sums of its experts' weights [layers, experts, 4]; see gspo_hpc.ops.expert_sums
+    constants: Constants | None = None  # None where they are not known
 
     def values(self) -> dict[str, Any]:
         """Return it as plain values, for ranks that have no trainer."""
@@ -51,16 +54,18 @@ class Trainer:
             "logprobs": [one.tolist() for one in self.logprobs],
             "rounding": None if self.rounding is None else asdict(self.rounding),
             "experts": None if self.experts is None else [len(self.experts), expert_sums.to_text(self.experts)],
+            "constants": None if self.constants is None else self.constants.values(),
         }
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Trainer:
         """Return what :meth:`values` gave."""
-        rounding, experts = values["rounding"], values["experts"]
+        rounding, experts, constants = values["rounding"], values["experts"], values["constants"]
         return cls(
             [np.asarray(one, dtype=np.float32) for one in values["logprobs"]],
             None if rounding is None else Gap(**rounding),
             None if experts is None else expert_sums.from_text(experts[1], experts[0]),
+            None if constants is None else Constants.from_values(constants),
         )
 
 
@@ -85,15 +90,15 @@ def check(
 
     Offloads the trainer between its own pass and those of the engines, if that is configured. `first` is the gap of the
     run's first sync. In 16 bits the engine's head is examined on request. Raises ProbeMismatch, on every rank, if the
-    gap is too large, if an engine has other experts than the trainer, if a prefix cache is not empty, or if an engine
-    rounds its logits that is to have an fp32 head. Collective.
+    gap is too large, if an engine has other experts or other constants than the trainer, if a prefix cache is not
+    empty, or if an engine rounds its logits that is to have an fp32 head. Collective.
     """
     ours = score(policy, sequences, monitor).logprobs
-    trainer = Trainer(ours, rounding_gap(policy, sequences, ours, monitor), policy.expert_sums())
+    trainer = Trainer(ours, rounding_gap(policy, sequences, ours, monitor), policy.expert_sums(), policy.constants())
     offload.leave_to_engines(policy)
 
     def cause(engine: Engine | None, theirs: list[Floats]) -> str:
-        return explain(policy, engine, sequences, theirs, monitor)
+        return explain(policy, engine, sequences, ours, theirs, monitor)
 
     limits = gap_limits(policy.config)
     return compare(engine, sequences, trainer, policy.ranks, limits, death, first, cause, examine_head=examine_head)
@@ -117,11 +122,13 @@ def compare(
     """
     ours, experts = trainer.logprobs, trainer.experts
     theirs: list[Floats] = []
-    cached, logit_step, unwanted, misplaced = 0, 0.0, False, ""
+    cached, logit_step, unwanted, misplaced, differs = 0, 0.0, False, "", ""
     if engine is not None:
         try:
             engine.wake_up()  # the rest, for which there is room now
             cached = engine.cached_tokens(canary(sequences, engine.settings.max_model_len))
+            if trainer.constants is not None:
+                differs = differing(trainer.constants, engine.constants(), engine.settings.max_model_len)
             if experts is not None and (held := engine.expert_sums(*experts.shape[:2])) is not None:
                 misplaced = experts_of.misplaced(experts, held)
             theirs = engine.prompt_logprobs(sequences)
@@ -142,9 +149,12 @@ def compare(
             "cache, which holds keys and values of older weights. vLLM did not reset it; set rollout.engine."
             "enable_prefix_caching=false, or change vLLM's version"
         )
-    if experts is not None:
-        told = gather_unordered(ranks.exchange.transport, misplaced.encode())
-        misplaced = next((text.decode() for text in told if text), "")
+    misplaced, differs = _told_by_any(ranks, [misplaced, differs])
+    if differs:
+        raise ProbeMismatch(
+            f"an engine computes with other constants than the trainer: {differs}. Both read the model's config.json: "
+            "look at rollout.engine.hf_overrides, and at what vLLM's version makes of that file"
+        )
     if (wrong := excess(gap, limits, first, trainer.rounding)) is not None:
         why = cause(engine if death is None else None, theirs) + (misplaced and f"; {misplaced}")
         raise ProbeMismatch(
@@ -163,6 +173,17 @@ def compare(
             "rollout.engine.hf_overrides.head_dtype=model"
         )
     return gap, death
+
+
+def _told_by_any(ranks: Ranks, mine: list[str]) -> list[str]:
+    """Return for each of these texts that of a rank where it is not empty, the same on all ranks. Collective."""
+
+    def first(parts: Sequence[bytes]) -> bytes:
+        several = zip(*map(json.loads, parts), strict=True)
+        return json.dumps([next(filter(None, texts), "") for texts in several]).encode()
+
+    found: list[str] = json.loads(ranks.exchange.transport.tree_all_reduce(json.dumps(mine).encode(), first))
+    return found
 
 
 def canary(sequences: Sequences, longest: int) -> list[int]:

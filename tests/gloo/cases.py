@@ -1204,9 +1204,16 @@ def mismatched(model: str, world: int) -> Arrays:
     """Errors of the gate for faults that are planted in an engine, in bfloat16, and for rounded logits."""
     made, _ = policy(config(model, world, "bfloat16"))
     found = mismatches.run(made, model, "bfloat16") | mismatches.rounded_in_16_bits(made, model)
+    found |= mismatches.with_overrides(made, model)
     drop_layout()
     made, _ = policy(config(model, world))
     return found | mismatches.rounded(made, model)
+
+
+def gate(model: str, world: int) -> Arrays:
+    """Errors of the gate for faults that are planted in an engine of a trained model, in bfloat16."""
+    made, _ = policy(config(model, world, "bfloat16"))
+    return mismatches.of_trained(made, model)
 
 
 def beside(model: str, world: int, **sections: Any) -> Arrays:
@@ -1269,6 +1276,7 @@ def main() -> None:
             metered,
             awaited,
             verified,
+            gate,
             mismatched,
             beside,
             ordered,

@@ -470,6 +470,7 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
     for name in ("one", *SHAKEN):
         world, sections = EXPERT_LAYOUTS.get(name, (1, {}))
         worlds[world][f"shaken-{name}"] = ("shaken", {"model": str(models[EXPERTS[-1]]), **sections})
+    one["shaken-dense"] = ("shaken", {"model": str(models["llama-untied"])})
     for name in ("peaks", "short"):
         (folder / name).mkdir()
     large = {"model": str(models["llama-large"]), "folder": str(folder / "peaks")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,9 @@ import transformers
 from gspo_hpc.config import section
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.models.parts import Rope
+from gspo_hpc.ops.rope import inverse_frequencies
 from gspo_hpc.ops.weight_parts import Part
-from gspo_hpc.policy.model import rotated_by
+from gspo_hpc.policy import provider
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training import probe
 from gspo_hpc.training.agreement.gap import Gap
@@ -25,6 +27,17 @@ from gspo_hpc.training.sync import WeightSync
 CANDIDATES = 2048  # sequences
 SWAPPED = (".layers.2.", 3, 6)  # layer and experts
 _ROPES = {"theta": Rope(1e6), "scaling": Rope(5000.0, "linear", 4.0)}  # of the trainer; the model has theta 5000
+OVERRIDES: dict[str, dict[str, Any]] = {  # of config.json, by an engine
+    "engine-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "engine-yarn": {
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 5000.0},
+            **{"factor": 4.0, "original_max_position_embeddings": 64},
+        }
+    },
+    "engine-partial": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
+    "engine-norm": {"rms_norm_eps": 1e-5},
+}
 
 
 def sequences(model: str) -> list[list[int]]:
@@ -63,20 +76,69 @@ def run(made: Policy, model: str, dtype: str) -> dict[str, np.ndarray]:
         with mock.patch.object(engine, "expert_sums", lambda *unused: None):  # as of an engine that is quantized
             found["guessed"] = said(weight_sync, engine, clean.gap, _with_swapped_experts)
     for name, rope in _ROPES.items():
-        true = made.arch
-        made.arch = replace(true, rope=rope)
-        with rotated_by(made.chunks, rope, true.head_dim):
+        with _rotated_by(made, rope):
             found[name] = said(weight_sync, engine, clean.gap)
-        made.arch = true
     found["weights"] = said(weight_sync, engine, clean.gap, _with_noise)
     found["healed"] = np.array(weight_sync.run(engine, clean.gap)[0].gap.values())
     engine.close()
     return {name: np.asarray(value) for name, value in found.items()}
 
 
+def of_trained(made: Policy, model: str) -> dict[str, np.ndarray]:
+    """Return what is said of an engine of a trained dense model in bfloat16: without a fault, and with some.
+
+    Random tokens are improbable ones to such a model, and rounding moves their log-probs more than those of a text.
+    """
+    engine = started(model, "bfloat16", {})
+    tokens, size = transformers.AutoTokenizer.from_pretrained(model), made.arch.vocab_size
+    texts = [tokens(text)["input_ids"][:24] for text in _TEXTS]
+    drawn = [np.random.default_rng(seed).integers(0, size, (4, 32)).tolist() for seed in range(8)]
+    found: dict[str, Any] = {"healthy": [said(WeightSync(made, one), engine, None) for one in (texts, *drawn)]}
+    first = WeightSync(made, texts).run(engine)[0].gap
+    weight_sync = WeightSync(made, texts)
+    middle = made.arch.num_layers // 2
+    for name, layers in {"first": (0, 1), "middle": (middle, middle + 1), "apart": (3, middle)}.items():
+        found[f"layers-{name}"] = said(weight_sync, engine, first, functools.partial(_with_swapped_layers, layers))
+    found["weights"] = said(weight_sync, engine, first, _with_noise)
+    found["stale"] = said(weight_sync, engine, first, _without_reset)
+    engine.close()
+    engine = started(model, "bfloat16", {"hf_overrides": {"head_dtype": "model"}})
+    engine.settings = replace(engine.settings, engine_args={})
+    found["head"] = said(WeightSync(made, texts), engine, first)
+    engine.close()
+    rope = {"rope_type": "default", "rope_theta": 2.0 * made.arch.rope.theta}
+    engine = started(model, "bfloat16", {"hf_overrides": {"rope_parameters": rope}})
+    found["rope"] = said(WeightSync(made, texts), engine, first)
+    engine.close()
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+_TEXTS = (
+    "The capital of France is Paris, which lies on the river Seine, and is the largest city of the country.",
+    "To make bread one needs flour, water, salt and yeast; the dough has to rest for an hour before it is baked.",
+    "If a train leaves at nine and arrives at noon, it has been on its way for three hours, and at 80 km/h for 240 km.",
+    "def add(numbers):\n    total = 0\n    for number in numbers:\n        total += number\n    return total\n",
+)
+
+
 def _drawn() -> list[list[list[int]]]:
     """Return probes of random tokens, wherever routers are near a tie."""
     return [np.random.default_rng(seed).integers(0, 90, (4, 24)).tolist() for seed in range(3)]
+
+
+def with_overrides(made: Policy, model: str) -> dict[str, np.ndarray]:
+    """Return what is said of engines that compute with other constants, and the gap that they make."""
+    found: dict[str, Any] = {}
+    for name, overrides in OVERRIDES.items():
+        engine, weight_sync = (
+            started(model, "bfloat16", {"hf_overrides": overrides}),
+            WeightSync(made, sequences(model)),
+        )
+        found[name] = said(weight_sync, engine, None)
+        with mock.patch.object(engine, "constants", list):  # as of an engine that does not say them
+            found[f"{name}-unsaid"] = said(weight_sync, engine, None)
+        engine.close()
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def rounded_in_16_bits(made: Policy, model: str) -> dict[str, np.ndarray]:
@@ -147,6 +209,18 @@ def _with_swapped_experts(made: Policy, engine: Engine) -> Callable[[], None]:
     return _stream(made, swapped)
 
 
+def _with_swapped_layers(layers: tuple[int, int], made: Policy, engine: Engine) -> Callable[[], None]:
+    names = [f".layers.{layer}." for layer in layers]
+
+    def swapped(part: Part) -> Part:
+        for one, other in (names, names[::-1]):
+            if one in part.name:
+                return replace(part, name=part.name.replace(one, other))
+        return part
+
+    return _stream(made, swapped)
+
+
 def _with_a_scaled_expert(made: Policy, engine: Engine) -> Callable[[], None]:
     layer, one, _ = SWAPPED
 
@@ -157,6 +231,22 @@ def _with_a_scaled_expert(made: Policy, engine: Engine) -> Callable[[], None]:
         return part
 
     return _stream(made, scaled)
+
+
+@contextlib.contextmanager
+def _rotated_by(made: Policy, rope: Rope) -> Iterator[None]:
+    """Have the trainer compute with other rotary embeddings within the block."""
+    arch, maker = made.arch, made.provider
+    rotaries = [chunk.rotary_pos_emb for chunk in made.chunks]
+    before = [rotary.inverse for rotary in rotaries]
+    made.arch = replace(arch, rope=rope)
+    made.provider = provider.Own(made.arch, made.config)
+    for rotary in rotaries:
+        rotary.inverse = inverse_frequencies(rope, arch.head_dim)
+    yield
+    made.arch, made.provider = arch, maker
+    for rotary, inverse in zip(rotaries, before, strict=True):
+        rotary.inverse = inverse
 
 
 @contextlib.contextmanager

@@ -27,6 +27,13 @@ def test_noise_tells_in_every_layout_how_far_rounding_moves_log_probs(name: str,
     assert 0.25 * one["gaps"][0][3] < mean < 4.0 * one["gaps"][0][3] and mean < 1.0
 
 
+def test_noise_tells_in_a_model_without_experts_too_how_far_rounding_moves_log_probs(
+    results: dict[str, Arrays],
+) -> None:
+    found = results["shaken-dense"]
+    assert np.array_equal(found["before"], found["after"]) and 0.005 < found["gaps"][0][3] < 0.2
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_experts_are_gathered_while_the_last_ones_are_loaded(name: str, results: dict[str, Arrays]) -> None:
     """Also where one expert of every rank is more than a half of the memory. Events are counted, not timed.

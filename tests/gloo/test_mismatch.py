@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.gloo.layouts import Arrays
-from tests.gloo.mismatches import SWAPPED
+from tests.gloo.mismatches import OVERRIDES, SWAPPED
 
 CASES = "mismatched"
 SAYS = {
@@ -19,6 +19,11 @@ SAYS = {
     "scaled": r"has other experts than the trainer: expert 3 of layer 2 has those of none of the trainer's\. Report",
     "theta": "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 5000",
     "scaling": "wrong rotary embeddings: the engine computes as the trainer would with no rope scaling",
+    "engine-theta": "^an engine computes with other constants .*: wrong rotary embeddings: the engine computes as the "
+    "trainer would with rope_theta 10000. Both read",
+    "engine-yarn": "as the trainer would with yarn rope scaling by 4 of a context of 64 tokens",
+    "engine-partial": "the engine rotates 16 of the 32 numbers of a head, the trainer 32",
+    "engine-norm": "norms with rms_norm_eps 1e-05 in the engine, 1e-06 here",
     "weights": "all tokens differ",
     "head16-first": r"rounds its logits to 16 bits: they are multiples of 0\.\d+, although .*accept",
     "head16-resumed": r"rounds its logits to 16 bits: they are multiples of 0\.\d+, although .*accept",
@@ -29,7 +34,7 @@ SAYS = {
 def test_no_case_runs_that_no_test_looks_at(
     every: dict[str, Arrays], results: dict[str, Arrays], request: pytest.FixtureRequest
 ) -> None:
-    """This file alone takes half a minute, all of the folder ten times as long."""
+    """This file alone takes a minute, all of the folder ten times as long."""
     asking = {item.path.stem for item in request.session.items if "every" in getattr(item, "fixturenames", ())}
     assert results.keys() == {CASES} and (asking != {"test_mismatch"} or every.keys() == {CASES})
 
@@ -38,6 +43,13 @@ def test_no_case_runs_that_no_test_looks_at(
 def test_faults_are_named(fault: str, results: dict[str, Arrays]) -> None:
     assert SWAPPED == (".layers.2.", 3, 6)
     assert re.search(SAYS[fault], str(results["mismatched"][fault]))
+
+
+def test_log_probs_alone_name_no_wrong_constants(results: dict[str, Arrays]) -> None:
+    """Those of a norm are not even seen: so constants are compared by value."""
+    said = {name: str(results["mismatched"][f"{name}-unsaid"]) for name in OVERRIDES}
+    assert "tokens with several keys differ far more than others: query or key weights" in said["engine-theta"]
+    assert said["engine-norm"] == ""
 
 
 def test_a_healthy_engine_is_no_fault_though_tokens_lie_near_a_tie_of_a_router(results: dict[str, Arrays]) -> None:

@@ -1,9 +1,10 @@
-"""SmolLM2-135M-Instruct itself: against transformers, on one rank and on more; its weights there and back; and what it
-and the quickstart's tiny model take of memory."""
+"""SmolLM2-135M-Instruct itself: against transformers, on one rank and on more; its weights there and back; what the
+gate after a weight sync makes of faults in it; and what it and the quickstart's tiny model take of memory."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def computed(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     worlds = {1: one, 2: two, 3: three}
     for name, (world, kind, sections) in HELD.items():
         worlds[world][f"held-{name}"] = ("held", {"model": str(folders[kind]), **sections})
+    one["gate"] = ("gate", model)
     return ranks.run(1, folder, one) | ranks.run(2, folder, two) | ranks.run(3, folder, three)
 
 
@@ -84,3 +86,26 @@ def test_the_model_takes_what_the_plan_says(name: str, folders: dict[str, Path],
     world, kind, sections = HELD[name]
     arch, settings = architecture.read(folders[kind]), cases.config(str(folders[kind]), world, **sections)
     assert_takes_what_is_planned(computed[f"held-{name}"]["held"], arch, settings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("layers-first", "disagree on the probe"),
+        ("layers-middle", "disagree on the probe"),
+        ("layers-apart", "disagree on the probe"),
+        ("weights", "disagree on the probe.*all tokens differ"),
+        ("stale", "stale prefix cache: .* took 64 tokens"),
+        ("head", r"rounds its logits to 16 bits: they are multiples of 0\.\d+, although"),
+        ("rope", "wrong rotary embeddings: the engine computes as the trainer would with rope_theta 200000"),
+    ],
+)
+def test_the_gate_tells_faults_of_a_trained_model_in_bfloat16(
+    fault: str, said: str, computed: dict[str, Arrays]
+) -> None:
+    assert re.search(said, str(computed["gate"][fault]))
+
+
+def test_the_gate_passes_a_healthy_engine_of_a_trained_model_whatever_the_tokens(computed: dict[str, Arrays]) -> None:
+    """Those of a text, and eight probes of random ones, of which half were refused for rounding alone."""
+    assert computed["gate"]["healthy"].tolist() == [""] * 9

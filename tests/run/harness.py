@@ -54,10 +54,12 @@ def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen
     return subprocess.Popen(arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=own)
 
 
-def planted(what: str, note: Path) -> dict[str, str]:
-    """Variables with which rank 1 of the first attempt has this planted; it makes the file `note` when it fails."""
+def planted(what: str, note: Path, rank: int = 1) -> dict[str, str]:
+    """Variables with which a rank of the first attempt has this planted; it makes the file `note` when it happens."""
     assert (PLANTED / "sitecustomize.py").exists()
-    return {"PYTHONPATH": str(PLANTED), "GSPO_HPC_TEST_PLANTED": what, "GSPO_HPC_TEST_PLANTED_NOTE": str(note)}
+    found_first = os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    names = {"PYTHONPATH": found_first, "GSPO_HPC_TEST_PLANTED": what, "GSPO_HPC_TEST_PLANTED_NOTE": str(note)}
+    return names | {"GSPO_HPC_TEST_PLANTED_RANK": str(rank)}
 
 
 def environment() -> dict[str, str]:

@@ -34,7 +34,7 @@ _CAUSES = (
     ),
     _Cause(
         "swapped_experts",
-        r"go to experts? [\d and]+ of layer",
+        r"go to experts? [\d and]+ of layer|other experts than the trainer|; expert \d+ of layer \d+ has those",
         "single experts of the engine are swapped or have older weights",
         (),
         "the order of experts in the checkpoint and in the weight map of its family (gspo_hpc/ops/weight_map.py)",
@@ -45,6 +45,13 @@ _CAUSES = (
         "engine and trainer rotate queries and keys by different angles",
         (),
         "rope_theta, rope_scaling and rope_parameters in the model's config.json, and the engine's hf_overrides",
+    ),
+    _Cause(
+        "other_constants",
+        "other constants than the trainer",
+        "the engine computes by other settings of the model than the trainer, beside its weights",
+        (),
+        "the model's config.json, the engine's hf_overrides, and what vLLM's version makes of the file",
     ),
     _Cause(
         "unwanted_rounding",

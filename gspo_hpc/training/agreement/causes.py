@@ -9,8 +9,7 @@ Shapes: P pairs of tokens, N tokens of the probe, L layers, K experts of a token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from gspo_hpc.data.records import Experts, Floats
 
 TOP = 8  # most likely tokens of a position, whose log-probs show how logits are rounded
 _CLEAN = 0.25  # of the gap elsewhere: as small as this, tokens are not affected
-_REPRODUCED = 0.3  # of the gap: what is left of it under the right explanation
 _FEWEST = 3  # tokens from which something is concluded
 _MOST_EXPERTS = 4  # of one layer: more have not been swapped, something else is wrong
 _COARSEST, _FINEST = 1.0, 2.0**-12  # grids on which rounded logits may lie
@@ -34,13 +32,15 @@ class ProbeAnswers:
     pairs: Floats  # |gap| [P] of the second token
     experts: Experts | None = None  # of the first token [P, L, K]
     top: Floats | None = None  # log-probs [N, several] of the engine's most likely tokens, falling
-    ropes: Mapping[str, float] = field(default_factory=dict)  # mean |gap| of the probe under other rotary embeddings
 
 
 def name_cause(found: ProbeAnswers) -> str:
     """Return the likeliest cause, as the end of a sentence."""
     if found.pairs.size >= _FEWEST and found.pairs.mean() <= _CLEAN * found.probe.mean():
-        return _of_attention(found)
+        return (
+            "tokens with several keys differ far more than others: query or key weights or those of a few layers, the "
+            "mask, or rotary embeddings where engine or trainer do not say theirs"
+        )
     if found.experts is not None and (swapped := swapped_experts(found.pairs, found.experts)) is not None:
         layer, numbers = swapped
         names = ("expert " if len(numbers) == 1 else "experts ") + " and ".join(str(number) for number in numbers)
@@ -53,17 +53,6 @@ def name_cause(found: ProbeAnswers) -> str:
         )
     also = "" if step is None else f"; its logits are rounded too, to multiples of {step:g}"
     return f"all tokens differ: the engine does not have the trainer's weights, or computes in another precision{also}"
-
-
-def _of_attention(found: ProbeAnswers) -> str:
-    """Return the cause of a gap that only tokens with more than one key have."""
-    name, left = min(found.ropes.items(), key=lambda item: item[1], default=("", float("inf")))
-    if left <= _REPRODUCED * found.probe.mean():
-        return f"wrong rotary embeddings: the engine computes as the trainer would with {name}"
-    return (
-        "only tokens with several keys differ: wrong rotary embeddings (rope_theta or rope scaling in config.json), "
-        "query or key weights, or mask"
-    )
 
 
 def swapped_experts(gaps: Floats, experts: Experts) -> tuple[int, list[int]] | None:

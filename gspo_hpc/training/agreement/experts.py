@@ -17,9 +17,10 @@ _SHOWN = 3
 def misplaced(ours: Floats, theirs: Floats) -> str:
     """Return which experts of the engine have other weights than the trainer's; an empty text if none has.
 
-    Both have the sums [layers, experts, NUMBERS], and NaN where nothing is known.
+    Both have the sums [layers, experts, NUMBERS], and NaN where nothing is known. Experts whose weights are no numbers
+    in the trainer are left to the probe.
     """
-    wrong = ~_same(ours, theirs) & ~np.isnan(ours).any(-1) & ~np.isnan(theirs).any(-1)
+    wrong = ~_same(ours, theirs) & np.isfinite(ours).all(-1) & ~np.isnan(theirs).any(-1)
     if not wrong.any():
         return ""
     told = []
@@ -34,6 +35,7 @@ def misplaced(ours: Floats, theirs: Floats) -> str:
 def _same(ours: Floats, theirs: Floats) -> np.ndarray:
     """Return where two arrays [..., NUMBERS] of sums are those of the same weights [...]."""
     squares = ours[..., 1::2]
-    of_sums = np.abs(ours[..., ::2] - theirs[..., ::2]) <= _ROUNDING * np.sqrt(squares)
-    of_squares = np.abs(squares - theirs[..., 1::2]) <= _ROUNDING * squares
+    with np.errstate(invalid="ignore"):  # infinite less infinite
+        of_sums = np.abs(ours[..., ::2] - theirs[..., ::2]) <= _ROUNDING * np.sqrt(squares)
+        of_squares = np.abs(squares - theirs[..., 1::2]) <= _ROUNDING * squares
     return np.asarray((of_sums & of_squares).all(-1))

@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gspo_hpc.data.records import Experts, Floats
 from gspo_hpc.engine.engine import Engine, EngineDied
-from gspo_hpc.exchange.transport import gather_unordered
-from gspo_hpc.models.parts import Rope
+from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.policy import offload
-from gspo_hpc.policy.model import rotated_by
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.training.agreement.causes import TOP, ProbeAnswers, name_cause
 from gspo_hpc.training.agreement.scoring import Sequences, score
 
 _PAIRS = 64
-_THETAS = tuple(float(digit * 10**power) for power in range(3, 8) for digit in (1, 2, 5))
-_FACTORS = (2.0, 4.0, 8.0, 32.0)
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """The trainer's answers on pairs of tokens."""
+
+    logprobs: Sequence[Floats]  # [1] of each pair
+    experts: Experts | None  # of the first tokens [pairs, layers, top_k]
+
+    def values(self) -> dict[str, Any]:
+        """Return them as plain values, for ranks that have no trainer."""
+        experts = None if self.experts is None else self.experts.tolist()
+        return {"logprobs": [one.tolist() for one in self.logprobs], "experts": experts}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> PairScores:
+        """Return what :meth:`values` gave."""
+        experts = None if values["experts"] is None else np.asarray(values["experts"])
+        return cls([np.asarray(one, dtype=np.float32) for one in values["logprobs"]], experts)
+
+
+@dataclass(frozen=True)
+class EngineScores:
+    """The answers of an engine."""
+
+    probe: Sequence[Floats]  # log-probs [len - 1] of each sequence
+    pairs: Sequence[Floats]  # [1] of each pair
+    top: Sequence[Floats]  # of the most likely tokens of each sequence [len - 1, several]
 
 
 def explain(
     policy: Policy,
     engine: Engine | None,
     sequences: Sequences,
+    ours: Sequence[Floats],
     theirs: Sequence[Floats],  # what `engine` answered; empty where it did not
     monitor: PassMonitor | None,
 ) -> str:
@@ -35,29 +61,42 @@ def explain(
 
     The run is about to end: engines are put to sleep for good, so that the trainer can compute again.
     """
-    pairs = pairs_of(sequences)
-    answers: tuple[list[Floats], list[Floats]] | None = None
+    answers = ask_engine(engine, sequences, theirs)
     if engine is not None:
         with contextlib.suppress(EngineDied):
-            if theirs:
-                answers = engine.prompt_logprobs(pairs), engine.top_logprobs(sequences, TOP)
             engine.sleep(2)
     offload.wait_for_all(policy)
-    own = score(policy, sequences, monitor)
-    own_pairs = score(policy, pairs, monitor, record_experts=policy.arch.experts is not None)
-    ropes = _under_other_ropes(policy, sequences, monitor)
+    return likeliest(ours, ask_trainer(policy, sequences, monitor), answers, policy.ranks.exchange.transport)
+
+
+def ask_trainer(policy: Policy, sequences: Sequences, monitor: PassMonitor | None) -> PairScores:
+    """Return the trainer's answers on pairs of the sequences' tokens. Collective."""
+    found = score(policy, pairs_of(sequences), monitor, record_experts=policy.arch.experts is not None)
+    return PairScores(found.logprobs, np.concatenate([one[:1] for one in found.experts]) if found.experts else None)
+
+
+def ask_engine(engine: Engine | None, sequences: Sequences, theirs: Sequence[Floats]) -> EngineScores | None:
+    """Return an engine's answers beside `theirs`, its log-probs of the sequences; None if it gives none."""
+    if engine is None or not theirs:
+        return None
+    try:
+        return EngineScores(theirs, engine.prompt_logprobs(pairs_of(sequences)), engine.top_logprobs(sequences, TOP))
+    except EngineDied:
+        return None
+
+
+def likeliest(ours: Sequence[Floats], pairs: PairScores, answers: EngineScores | None, transport: Transport) -> str:
+    """Return the cause that an engine's answers show beside the trainer's, equal on all ranks. Collective."""
     cause = ""
     if answers is not None:
-        of_pairs, top = answers
         found = ProbeAnswers(
-            probe=_gaps(own.logprobs, theirs),
-            pairs=_gaps(own_pairs.logprobs, of_pairs),
-            experts=_of_first_tokens(own_pairs.experts),
-            top=np.concatenate(top),
-            ropes={name: float(_gaps(logprobs, theirs).mean()) for name, logprobs in ropes.items()},
+            probe=_gaps(ours, answers.probe),
+            pairs=_gaps(pairs.logprobs, answers.pairs),
+            experts=pairs.experts,
+            top=np.concatenate(answers.top),
         )
         cause = name_cause(found)
-    causes = gather_unordered(policy.ranks.exchange.transport, cause.encode())
+    causes = gather_unordered(transport, cause.encode())
     return next((text.decode() for text in causes if text), "unknown, because no engine answered")
 
 
@@ -70,33 +109,6 @@ def pairs_of(sequences: Sequences) -> list[list[int]]:
     return list(pairs.values())[:_PAIRS]
 
 
-def other_ropes(rope: Rope) -> Mapping[str, Rope]:
-    """Return rotary embeddings that an engine may have read instead of `rope`, by what to call them."""
-    found = {f"rope_theta {theta:g}": replace(rope, theta=theta) for theta in _THETAS if theta != rope.theta}
-    if rope.kind != "default":
-        return found | {"no rope scaling": Rope(rope.theta)}
-    return found | {f"linear rope scaling by {by:g}": Rope(rope.theta, "linear", by) for by in _FACTORS}
-
-
-def _under_other_ropes(
-    policy: Policy, sequences: Sequences, monitor: PassMonitor | None
-) -> dict[str, Sequence[Floats]]:
-    found: dict[str, Sequence[Floats]] = {}
-    for name, rope in _usable_ropes(policy):
-        with rotated_by(policy.chunks, rope, policy.arch.head_dim):
-            found[name] = score(policy, sequences, monitor).logprobs
-    return found
-
-
-def _usable_ropes(policy: Policy) -> Iterator[tuple[str, Rope]]:
-    if policy.config.model.provider == "own":  # others compute rotary embeddings in their own way
-        yield from other_ropes(policy.arch.rope).items()
-
-
 def _gaps(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Floats:
     gaps = np.concatenate([np.abs(a - b) for a, b in zip(ours, theirs, strict=True)])
     return np.nan_to_num(gaps, nan=np.inf).astype(np.float32)
-
-
-def _of_first_tokens(experts: Sequence[Experts]) -> Experts | None:
-    return np.concatenate([one[:1] for one in experts]) if experts else None

@@ -7,6 +7,7 @@ In float32 rounding is small everywhere, and every token counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from gspo_hpc.config.derived import GapLimits
 from gspo_hpc.data.records import Floats
 from gspo_hpc.system.text import rounded
 
+_LEAST_WEIGHT = 1e-3  # of a token: else the likeliest one of a probe of improbable tokens would decide alone
 _GROWTH = 4.0  # times the gap of the first sync that later ones may have, in 16 bits
 _OF_ROUNDING = 2.0  # times what noise of the size of rounding makes: one draw of it and one engine differ by chance
 HARMLESS = 0.2  # of the mean that is allowed: gaps below it are never too large for growth alone
@@ -29,7 +31,7 @@ class Gap:
     max: float = 0.0
     mean: float = 0.0
     weighted_max: float = 0.0  # of p |log p - log q|, with the larger of both probabilities as p
-    weighted_mean: float = 0.0  # the mean with p as weight
+    weighted_mean: float = 0.0  # the mean with p as weight, and a thousandth more
     # Step of the grid on which the engine's logits lie, because its head rounds them; 0: none is seen.
     logit_step: float = 0.0
 
@@ -71,9 +73,8 @@ def measure(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Gap:
     if not np.isfinite(gaps).all():
         return Gap(*[float("inf")] * 4)
     weights = np.exp(np.maximum(one, other))
-    total = weights.sum()
-    mean = float((weights * gaps).sum() / total) if total > 0.0 else float(gaps.mean())
-    return Gap(*differences(ours, theirs), float((weights * gaps).max()), mean)
+    mean = np.average(gaps, weights=weights + _LEAST_WEIGHT)
+    return Gap(*differences(ours, theirs), float((weights * gaps).max()), float(mean))
 
 
 def differences(ours: Sequence[Floats], theirs: Sequence[Floats]) -> tuple[float, float]:
@@ -88,7 +89,9 @@ def excess(gap: Gap, allowed: GapLimits, first: Gap | None, rounding: Gap | None
     `first` is the gap of the first sync, above which it must not rise far in 16 bits either. `rounding` is the gap that
     rounding alone makes in the trainer, twice of which is always allowed; None where that is not known.
     """
-    always = Gap() if rounding is None else Gap(*(_OF_ROUNDING * value for value in rounding.values()))
+    if rounding is None or not all(map(math.isfinite, rounding.values())):
+        rounding = Gap()  # a trainer that has no numbers excuses no engine
+    always = Gap(*(_OF_ROUNDING * value for value in rounding.values()))
     allowed = allowed._replace(max=max(allowed.max, always.weighted_max), mean=max(allowed.mean, always.weighted_mean))
     if not allowed.weighted:
         largest, mean, kind = gap.max, gap.mean, "|log-prob difference|"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gspo_hpc.config.derived import gap_limits
+from gspo_hpc.config.derived import engine_dtype, gap_limits
 from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.ops.batch import build, split_experts
 from gspo_hpc.policy import rounding
+from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.schedule import response_logprobs
@@ -33,14 +34,14 @@ def rounding_gap(
 ) -> Gap | None:
     """Return the gap between `ours`, the trainer's log-probs, and its own under noise of the size of rounding.
 
-    None where limits do not take account of it: without experts, in float32, and where the config gives the limits.
-    Collective.
+    None where limits do not take account of it: in float32, and where the config gives the limits. Collective.
     """
-    rollout = policy.config.rollout
-    given = rollout.probe_max_gap is not None or rollout.probe_mean_gap is not None
-    if policy.arch.experts is None or given or not gap_limits(policy.config).weighted:
+    config = policy.config
+    given = config.rollout.probe_max_gap is not None or config.rollout.probe_mean_gap is not None
+    if given or not gap_limits(config).weighted:
         return None
-    with rounding.shaken(policy.chunks):
+    dtypes = DTYPES[config.model.dtype], DTYPES[engine_dtype(config)]
+    with rounding.shaken(policy.chunks, rounding.size(dtypes, mixture=policy.arch.experts is not None)):
         return measure(ours, score(policy, sequences, monitor).logprobs)
 
 

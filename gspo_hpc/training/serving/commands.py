@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gspo_hpc.rollout.notices import POLL_SECONDS
 
-WEIGHTS, GENERATE, END = "take weights", "sample groups", "end"  # kinds of commands
+WEIGHTS, GENERATE, EXPLAIN, END = "take weights", "sample groups", "name the cause of a gap", "end"  # kinds of commands
 
 Values = dict[str, Any]  # plain values
 

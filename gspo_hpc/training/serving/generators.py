@@ -20,6 +20,7 @@ from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.carried import Enough, Place
+from gspo_hpc.data.records import Floats
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
 from gspo_hpc.exchange.kept_weights import KeptWeights
@@ -34,17 +35,21 @@ from gspo_hpc.runs import journal
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
 from gspo_hpc.training import probe
+from gspo_hpc.training.agreement.explain import PairScores, ask_engine, likeliest
 from gspo_hpc.training.agreement.gap import Gap
 from gspo_hpc.training.bringup import read_architecture, start_rollout_worker
 from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.sampling import carrying
 from gspo_hpc.training.sampling.judged import signal_of
-from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.commands import EXPLAIN, GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
 
-_NO_CAUSE = "unknown here: the ranks that generate do not have the trainer's model to look for it"
+_NO_CAUSE = (
+    "unknown: engines that were checked with the same weights agreed, and one that was started again in a rollout does "
+    "not; the ranks that train are at work, and cannot be asked for more"
+)
 
 
 class WeightsDiffer(RuntimeError):
@@ -64,6 +69,7 @@ class EngineFiller:
         self._trainer = Trainer([])  # what it computes of them
         self._first: Gap | None = None  # of the run's first sync
         self._examine_head = True  # until it has been
+        self._ask_trainer: Callable[[], PairScores] | None = None  # while the ranks that train wait for an answer
         self.gap = Gap()  # since the newest weights came, of all engines that were checked
 
     def expect(self, command: Values) -> None:
@@ -119,13 +125,26 @@ class EngineFiller:
             limits,
             death,
             self._first,
-            lambda engine, theirs: _NO_CAUSE,
+            self._cause,
             examine_head=self._examine_head,
         )
         self.gap = self.gap.with_largest(gap)
         if alive is not None and death is None:
             self._examine_head = False
         return death
+
+    @contextlib.contextmanager
+    def asking(self, trainer: Callable[[], PairScores]) -> Iterator[None]:
+        """Ask `trainer` for what is needed to name the cause of a gap within the block; every rank calls it then."""
+        self._ask_trainer = trainer
+        yield
+        self._ask_trainer = None
+
+    def _cause(self, engine: Engine | None, theirs: list[Floats]) -> str:
+        if self._ask_trainer is None:
+            return _NO_CAUSE
+        answers = ask_engine(engine, self._sequences, theirs)
+        return likeliest(self._trainer.logprobs, self._ask_trainer(), answers, self._ranks.exchange.transport)
 
     def _fill(self, engine: Engine | None, stream: Stream) -> EngineDied | None:
         if engine is not None:
@@ -223,15 +242,23 @@ class GeneratorJob:
         sent = self._from_rank_0(lambda: self._commands.hear(number))["fingerprint"]
         if self._ranks.rank == 0 and sent != fingerprint:
             raise WeightsDiffer(f"weights with the fingerprint {sent} were sent, and {fingerprint} arrived")
-        death = filler.check(worker.engine, death)
-        while any_rank(death is not None, self._ranks.device):
-            if death is not None:
-                worker.recovery.restart(death)
-            with waiting():  # for engines that start again
-                if any_rank(self._stop_requested(), self._ranks.device):
-                    return {"stopped": True}
-            death = filler.refill(worker.engine if death is not None else None)
-        return {"stopped": False, "fingerprint": sent, "gap": asdict(filler.gap)}
+        with filler.asking(lambda: self._pair_scores(number)):
+            death = filler.check(worker.engine, death)
+            while any_rank(death is not None, self._ranks.device):
+                if death is not None:
+                    worker.recovery.restart(death)
+                with waiting():  # for engines that start again
+                    if any_rank(self._stop_requested(), self._ranks.device):
+                        return {"asks": False, "stopped": True}
+                death = filler.refill(worker.engine if death is not None else None)
+        return {"asks": False, "stopped": False, "fingerprint": sent, "gap": asdict(filler.gap)}
+
+    def _pair_scores(self, number: int) -> PairScores:
+        """Return the trainer's answers on pairs of tokens, asked for in the answer to command `number`."""
+        self._answer(number, {"asks": True})
+        _, command = self._next()
+        assert command["kind"] == EXPLAIN, command["kind"]
+        return PairScores.from_values(command)
 
     def _generate(self, worker: RolloutWorker, command: Values) -> Values:
         """Sample and grade what is asked for; finished groups go into this rank's journal.

@@ -13,10 +13,11 @@ from gspo_hpc.ops.weight_parts import Fingerprint, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.rollout.worker import Interrupted
+from gspo_hpc.training.agreement.explain import ask_trainer
 from gspo_hpc.training.agreement.gap import Baseline, Gap
 from gspo_hpc.training.agreement.scoring import rounding_gap, score
 from gspo_hpc.training.probe import Trainer
-from gspo_hpc.training.serving.commands import WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.commands import EXPLAIN, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.sync import Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
@@ -74,7 +75,7 @@ class RemoteWeights:
         offload.leave_to_engines(self._policy)  # a state that a start or a save brought back, if it stays on the host
         ours = score(self._policy, self._sequences, self._clock.monitor).logprobs
         rounding = rounding_gap(self._policy, self._sequences, ours, self._clock.monitor)
-        trainer = Trainer(ours, rounding, self._policy.expert_sums())
+        trainer = Trainer(ours, rounding, self._policy.expert_sums(), self._policy.constants())
         first = self._baseline.probe
         number = 0
         if self._broadcast is not None:
@@ -92,9 +93,20 @@ class RemoteWeights:
             return self._commands.wait_for_answer(number, lambda: None)
 
         found = self._engines.from_rank_0(answer)
+        if found["asks"]:
+            self._explain()
         if found["stopped"]:
             raise Interrupted
         return Synced(str(found["fingerprint"]), Gap(**found["gap"]))
+
+    def _explain(self) -> None:
+        """Give the ranks that generate what they ask for to name the cause of a gap, with which they then fail."""
+        pairs = ask_trainer(self._policy, self._sequences, self._clock.monitor)
+
+        def wait() -> Values:  # for the end of the attempt
+            return self._commands.wait_for_answer(self._commands.post(EXPLAIN, pairs.values()), lambda: None)
+
+        self._engines.from_rank_0(wait)
 
     def _stream(self) -> str:
         """Gather all weights and send them; return their fingerprint on rank 0."""

@@ -1,9 +1,15 @@
-"""Plants what GSPO_HPC_TEST_PLANTED names in rank 1 of the first attempt. Python imports this at its start.
+"""Plants what GSPO_HPC_TEST_PLANTED names in one rank of the first attempt. Python imports this at its start.
+
+The rank is GSPO_HPC_TEST_PLANTED_RANK, or 1.
 
 "error": rank 1 fails, and its process groups never end. On gloo groups end at once; NCCL waits for kernels that the
 other ranks never join. Here the store of the job is asked for what nobody ever tells.
 
 "exchange": rank 1 is killed in a save, when it is to send its pieces of an optimizer's state that ranks share.
+
+"stale": an engine keeps its prefix cache at weight syncs, and says that the probe found nothing in it.
+
+"keys": a rank that generates gives its engine other keys than it has received.
 
 When it happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made.
 """
@@ -51,9 +57,35 @@ def dying(shared_optimizer: Any) -> None:
     shared_optimizer._exchange_batch = die
 
 
+def hiding(engine: Any) -> None:
+    """Change the module of the engine."""
+    engine.Engine.reset_prefix_cache = lambda self: note()
+    engine.Engine.cached_tokens = lambda self, tokens: 0
+
+
+def wrong_keys(generators: Any) -> None:
+    """Change the module of the ranks that generate."""
+    fill = generators.EngineFiller._fill
+
+    def fill_wrongly(self: Any, engine: Any, stream: Any) -> Any:
+        def changed(memory: Any) -> Any:
+            for parts in stream(memory):
+                for part in parts:
+                    if "k_norm.weight" in part.name:
+                        part.tensor.mul_(1.5)
+                        note()
+                yield parts
+
+        return fill(self, engine, changed)
+
+    generators.EngineFiller._fill = fill_wrongly
+
+
 PLANTED = {
     "error": ("gspo_hpc.training.jobs.train", failing),
     "exchange": ("gspo_hpc.checkpoint.shared_optimizer", dying),
+    "stale": ("gspo_hpc.engine.engine", hiding),
+    "keys": ("gspo_hpc.training.serving.generators", wrong_keys),
 }
 
 
@@ -79,5 +111,9 @@ class Finder:
 
 
 rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
-if rank == "1" and os.environ.get("GSPO_HPC_ATTEMPT") == "1" and "gspo_hpc.training.worker" in sys.orig_argv:
+if (
+    rank == os.environ.get("GSPO_HPC_TEST_PLANTED_RANK", "1")
+    and os.environ.get("GSPO_HPC_ATTEMPT") == "1"
+    and "gspo_hpc.training.worker" in sys.orig_argv
+):
     sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]

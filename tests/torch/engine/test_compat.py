@@ -15,6 +15,13 @@ _RELOAD = "vllm/model_executor/model_loader/reload"
 _EXPERTS = "vllm/model_executor/layers/fused_moe/routed_experts.py"
 _CPU_EXPERTS = "vllm/model_executor/layers/fused_moe/experts/cpu_moe.py"
 _CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
+_BACKENDS = {
+    "cpu_attn.py": "CPUAttentionBackend",
+    "flash_attn.py": "FlashAttention",
+    "flashinfer.py": "FlashInfer",
+    "triton_attn.py": "TritonAttention",
+    "flex_attention.py": "FlexAttention",
+}
 NAMES: Names = {
     "vllm/inputs/engine.py: tokens_input": ("prompt_token_ids",),
     "vllm/inputs/__init__.py: tokens_input": (),
@@ -93,6 +100,19 @@ NAMES: Names = {
         for name in ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules")
     },
     "vllm/engine/arg_utils.py: EngineArgs.worker_extension_cls": (),
+    **{
+        f"vllm/model_executor/layers/rotary_embedding/base.py: RotaryEmbeddingBase.{name}": ()
+        for name in ("cos_sin_cache", "rotary_dim", "is_neox_style")
+    },
+    "vllm/model_executor/layers/attention/attention.py: Attention.sliding_window": (),
+    "vllm/model_executor/layers/attention/attention.py: Attention.impl": (),
+    **{
+        f"vllm/v1/attention/backends/{file}: {name}Impl.{attribute}": ()
+        for file, name in _BACKENDS.items()
+        for attribute in ("scale", "logits_soft_cap")
+    },
+    "vllm/model_executor/layers/logits_processor.py: LogitsProcessor.scale": (),
+    "vllm/model_executor/layers/logits_processor.py: LogitsProcessor.soft_cap": (),
     "vllm/v1/worker/gpu_worker.py: Worker.start_weight_update": ("self",),
     "vllm/v1/worker/gpu_worker.py: Worker.finish_weight_update": ("self",),
 }

@@ -288,6 +288,9 @@ class LedgerPolicy(Policy):
     def expert_sums(self) -> None:
         """Take no memory: weights are read where they lie, one expert at a time."""
 
+    def constants(self) -> None:
+        """Take no memory: they are a few numbers."""
+
     def _adapter_shapes(self) -> dict[str, tuple[int, int]]:
         return MATRICES
 

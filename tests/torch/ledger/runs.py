@@ -201,9 +201,8 @@ def _passed(policy: Any, groups: Any, moved: Any, *unused: Any) -> Any:
 
 
 def shaken(policy: Any) -> None:
-    """Make the pass over the probe that a mixture makes again in 16 bits."""
-    if policy.arch.experts is not None:
-        parts.probe_pass(policy)
+    """Make the pass over the probe that a trainer makes again in 16 bits."""
+    parts.probe_pass(policy)
 
 
 def probed(policy: Any) -> list[np.ndarray]:

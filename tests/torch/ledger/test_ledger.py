@@ -368,7 +368,6 @@ def test_a_mismatch_is_told_though_the_engine_fills_the_cards(
     if not waits:
         monkeypatch.setattr(explain, "offload", SimpleNamespace(wait_for_all=lambda policy: None))
     monkeypatch.setattr(explain, "score", scored)
-    monkeypatch.setattr(explain, "rotated_by", lambda *a: contextlib.nullcontext())
     monkeypatch.setattr(engines.Engine, "prompt_logprobs", answers)
     full = (CardFull, "the trainer.s weights does not fit")
     expected: Any = (probe.ProbeMismatch, "disagree on the probe") if waits else full

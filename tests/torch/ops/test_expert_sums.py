@@ -75,6 +75,19 @@ def test_experts_that_are_not_in_their_places_are_named(dtype: torch.dtype) -> N
     )
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_told_where_the_trainer_has_numbers(value: float, workers: int) -> None:
+    """NaN also stands for what nobody says, and must not be taken for it, nor lost where workers add their parts."""
+    layers = weights(torch.bfloat16)
+    ours = whole(layers)
+    layers[1][0][2, 0, 0] = value
+    parts = [[(w13[:, rows], w2[..., columns]) for w13, w2 in layers] for rows, columns in HALVES[:workers]]
+    found = whole(layers) if workers == 1 else expert_sums.added([held(p, list(range(EXPERTS))) for p in parts], 3, 16)
+    assert misplaced(ours, found) == "expert 2 of layer 1 has those of none of the trainer's"
+    assert misplaced(found, found) == "", "the trainer has them too: no engine put them there"
+
+
 @pytest.mark.parametrize("part", [0, 1])
 def test_either_projection_alone_shows(part: int) -> None:
     layers = weights(torch.bfloat16)

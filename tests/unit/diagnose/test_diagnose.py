@@ -131,11 +131,32 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "weight_map.py",
     ),
     (
-        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: wrong rotary embeddings: the "
-        "engine computes as the trainer would with rope_theta 10000",
+        "ProbeMismatch: after the weight sync an engine has other experts than the trainer: expert 3 of layer 2 has "
+        "those of the trainer's expert 6",
+        "swapped_experts",
+        "",
+        "weight_map.py",
+    ),
+    (
+        "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: all tokens differ; expert 3 of "
+        "layer 2 has those of none of the trainer's",
+        "swapped_experts",
+        "",
+        "weight_map.py",
+    ),
+    (
+        "ProbeMismatch: an engine computes with other constants than the trainer: wrong rotary embeddings: the engine "
+        "computes as the trainer would with rope_theta 10000",
         "wrong_rope",
         "",
         "rope_parameters",
+    ),
+    (
+        "ProbeMismatch: an engine computes with other constants than the trainer: norms with rms_norm_eps 1e-05 in the "
+        "engine, 1e-06 here",
+        "other_constants",
+        "",
+        "hf_overrides",
     ),
     (
         "ProbeMismatch: engine and trainer disagree on the probe: mean 1. Likely cause: the engine rounds its "

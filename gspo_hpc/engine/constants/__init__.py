@@ -1,0 +1,1 @@
+"""Numbers beside its weights by which the model of a vLLM worker computes."""
