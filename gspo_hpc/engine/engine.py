@@ -306,10 +306,7 @@ class Engine:
         return None if workers is None else expert_sums.added(workers, layers, experts)
 
     def constants(self) -> list[constants.Held]:
-        """Return the constants of each worker's model, see gspo_hpc.ops.constants; none where they are not known.
-
-        That is where :meth:`expert_sums` is None. Raises EngineDied and RuntimeError like :meth:`step`.
-        """
+        """Return the constants of each worker's model, none where :meth:`expert_sums` is None; raise as it does."""
         return [constants.from_values(values) for values in self._ask_workers("constants") or ()]
 
     def _ask_workers(self, method: str) -> Any:
