@@ -24,7 +24,8 @@ from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.rules.engine_arguments import meant
 from gspo_hpc.planning.rules.ids import Topic
-from gspo_hpc.planning.rules.model import RECOMPUTED
+from gspo_hpc.planning.rules.model import RECOMPUTED, longest_here
+from gspo_hpc.planning.rules.objective import longest_of_teacher
 from gspo_hpc.planning.settings import ENGINE, divisors
 from gspo_hpc.system.text import nearest
 
@@ -104,7 +105,7 @@ def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     # Values that are only a little longer or shorter are for a length that ranks do not divide.
     lengths = _multiples(unit, prompt + response) if (prompt + response) % unit else set[int]()
     limits: set[int] = {getattr(config.batch, name) for name in _BUDGETS if getattr(config.batch, name)}
-    limits |= _positions(config, plan)
+    limits |= _positions(plan)
     lengths |= limits | {limit // unit * unit for limit in limits}
 
     def shorter(part: int, other: int) -> set[int]:
@@ -118,15 +119,9 @@ def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     }
 
 
-def _positions(config: Config, plan: PlanBuilder) -> set[int]:
-    """Return the longest sequence of the model, if that can be known."""
-    if config.model.path is None:
-        return set()
-    try:
-        raw, _ = plan.models.planned(config.model.path)
-        return {int(raw["max_position_embeddings"])} if raw else set()
-    except (ValueError, TypeError, KeyError):
-        return set()
+def _positions(plan: PlanBuilder) -> set[int]:
+    """Return the longest sequence of the model and of its teacher, as far as they can be known."""
+    return {longest.length for longest in (longest_here(plan), longest_of_teacher(plan)) if longest is not None}
 
 
 def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[str, set[Any]]:
