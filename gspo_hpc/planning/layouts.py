@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
@@ -24,7 +24,7 @@ from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.estimates.phases import HEADROOM, exceeds, percent, risk, shown
 from gspo_hpc.planning.plan import holds, judge
-from gspo_hpc.planning.settings import value_of
+from gspo_hpc.planning.settings import value_of, with_value
 from gspo_hpc.planning.suggest import batches, cuts, savings
 from gspo_hpc.system.text import in_gib
 
@@ -72,14 +72,19 @@ class Layout:
 
 
 def find(
-    config: Config, keep: frozenset[str] = frozenset(), limit: int = 5, response_tokens: float | None = None
+    config: Config,
+    keep: frozenset[str] = frozenset(),
+    limit: int = 5,
+    response_tokens: float | None = None,
+    others: frozenset[str] = frozenset(),
 ) -> list[Layout]:
     """The best layouts first, at most `limit`; none where nothing fits.
 
     `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
-    what is missing: GPUs, their name or their memory, or a model whose sizes are known.
+    what is missing: GPUs, their name or their memory, or a model whose sizes are known. `others`: settings that no
+    layout changes, and that reasons are not to name either.
     """
-    search = Search(config, keep, response_tokens)
+    search = Search(config, keep, response_tokens, others=others)
     found = search.ranked(limit)
     return [_layout(search, one, found[place + 1 :]) for place, one in enumerate(found)]
 
@@ -120,6 +125,7 @@ class Search:
     keep: frozenset[str] = frozenset()
     response_tokens: float | None = None
     models: Models = field(default_factory=Models)
+    others: frozenset[str] = frozenset()  # settings that no layout changes, and that nothing else is to change either
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.keep - set(KEYS)):
@@ -157,6 +163,19 @@ class Search:
             if holds(one.config, models=self.models):
                 found.append(one)
         return found
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Settings that stay as the config has them."""
+        return self.keep | self.others
+
+    @cached_property
+    def adapted(self) -> Candidate | None:
+        """The best layout with LoRA adapters in place of the whole model; None if there is none, or no such choice."""
+        if self.config.adapter.type is not None or "adapter.type" in self.others:
+            return None
+        changed = with_value(self.config, "adapter.type", "lora")
+        return next(iter(Search(changed, self.keep, self.response_tokens, self.models).ranked(1)), None)
 
     def allowed(self) -> Iterator[Config]:
         """Yield every cut that keeps the rules that are not about memory."""
@@ -293,8 +312,16 @@ def _leaves_less(theirs: float, own: float) -> str:
 def _watch(search: Search, one: Candidate) -> Iterator[str]:
     """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
     busiest = f"{math.ceil(100 * (1 - one.memory.headroom))}% of the GPU in {shown(one.memory.busiest.name)}"
-    more = savings.roomier(search.arch, search.device, one.config, one.memory, search.models)
-    lower = "only more GPUs or a smaller model help" if more is None else f"{more[0]} leaves {percent(more[1])}"
+    more = savings.roomier(search.arch, search.device, one.config, one.memory, search.models, search.kept)
+    if more is not None:
+        lower = f"{more[0]} leaves {percent(more[1])}"
+    elif (adapted := search.adapted) is not None and adapted.memory.headroom > max(0.0, one.memory.headroom):
+        lower = (
+            f"with adapter.type=lora, at about ten times the learning rate, the best layout of the same GPUs leaves "
+            f"{percent(adapted.memory.headroom)}; more GPUs, GPUs with more memory or a smaller model help, too"
+        )
+    else:
+        lower = "more GPUs, GPUs with more memory or a smaller model help"
     watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
     yield f"{risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 
