@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.memory import Estimate
@@ -146,9 +146,10 @@ class Search:
         self.device, self.rates_of = rated
         arch = self.models.find(self.config)
         if arch is None:
+            path = self.config.model.path
             raise ValueError(
-                f"model.path {self.config.model.path}: the sizes of the model are not known, so no layout can be "
-                "suggested"
+                f"model.path {path}: the sizes of the model are not known, so no layout can be suggested"
+                f"{_known_by(str(path), self.models)}"
             )
         self.arch: architecture.Architecture = arch
         self.sizes = time.sizes(arch, self.config)
@@ -221,6 +222,23 @@ class Search:
             seconds = time.generating(self.sizes, chosen, self.device, work, found.cache_tokens)
             self._generating[same] = seconds
         return time.estimate(self.sizes, chosen, self.device, work, found.cache_tokens, seconds)
+
+
+def _known_by(path: str, models: Models) -> str:
+    """Return what would make the sizes of a model known, as the end of a sentence."""
+    file = models.file(path)
+    if file.error is not None:
+        return f": {file.error}"
+    if file.content is not None:
+        try:
+            architecture.counted(models.planned(path)[0] or {})
+        except ValueError as error:
+            return f": {error}"
+        except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            return f": its config.json cannot be understood: {error}"
+    near = catalog.nearest(path)
+    known = f"; nearest model whose config comes with gspo_hpc: {near}" if near else ""
+    return f": give a local folder with the model's config.json{known}"
 
 
 def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layout:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.constants import MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
+from gspo_hpc.config.constants import LORA_RANKS, MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
@@ -41,7 +41,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
 
     `plan` is that of the config, `topics` those of its broken rules.
     """
-    found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
+    found = _batch_sizes(config, plan, rows) | _layouts(config, plan)
     prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
     for name in _BUDGETS:
         if getattr(config.batch, name):
@@ -53,7 +53,12 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
         found |= _lengths(config, plan)
     if Topic.OTHER in topics:
         found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan) | _signals(config)
-    return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
+        if config.adapter.type is not None:  # steps that people use, those that vLLM has room for among them
+            found["adapter.rank"] = {*LORA_RANKS, *_powers(config.adapter.rank)}
+    possible = {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
+    for key, values in _switches(config).items():  # whose values are known to be taken, -1 for all among them
+        possible.setdefault(key, set()).update(values)
+    return possible
 
 
 def finer_utilization() -> set[float]:

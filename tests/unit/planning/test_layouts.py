@@ -154,8 +154,23 @@ def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cluster.gpu says which GPUs there are: give one of" in capsys.readouterr().err
     assert main.main(["suggest", preset, "cluster.platform=cpu"]) == 2
     assert "cluster.platform is cpu, and layouts are chosen for GPUs" in capsys.readouterr().err
-    assert main.main(["suggest", preset, "model.path=no/such-model"]) == 2
-    assert "the sizes of the model are not known" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_known_gets_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would make its sizes known, as far as that can be told from a name, a folder or a file."""
+    (odd := tmp_path / "odd").mkdir()
+    (broken := tmp_path / "broken").mkdir()
+    (odd / "config.json").write_text('{"model_type": "mamba"}')
+    (broken / "config.json").write_text("[")
+    for path, told in (
+        ("no/such-model", "give a local folder with the model's config.json\n"),
+        ("Qwen/Qwen3-9B", "config.json; nearest model whose config comes with gspo_hpc: Qwen3"),
+        (str(odd), "can be suggested: config.json: num_hidden_layers is missing\n"),
+        (str(broken), f"{broken / 'config.json'} is not a readable JSON object\n"),
+    ):
+        assert main.main(["suggest", str(CONFIGS / "qwen2.5_7b_tp2.yaml"), f"model.path={path}"]) == 2
+        error = capsys.readouterr().err
+        assert "the sizes of the model are not known, so no layout can be suggested" in error and told in error, error
 
 
 def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
