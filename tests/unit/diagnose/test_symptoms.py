@@ -363,6 +363,21 @@ def test_whether_a_run_may_go_on_with_the_settings_is_told() -> None:
     assert not only(evidence(lambda s: {"truncated_fraction": 0.2})).resumable
 
 
+@pytest.mark.parametrize(("best", "found"), [(0.55, True), (0.6, False), (2.0, False)])
+def test_rewards_that_hardly_differ_are_no_saturation_far_below_the_best_seen(best: float, found: bool) -> None:
+    """A tenth below the best step is near it; a run that has collapsed to a low reward has another trouble."""
+    run = evidence(lambda s: {"reward": best if s == 3 else 0.5, "reward_std": 0.01})
+    assert ("reward_saturation" in names(run)) == found
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(40.0, True), (4000.0, False)])
+def test_a_tail_of_a_generation_that_takes_no_time_is_none(seconds: float, found: bool) -> None:
+    """Answers of half the length would make steps no shorter where something else takes nearly all of them."""
+    tail = {"seconds/generate_tail": 12.0}
+    run = evidence(lambda s: {"seconds": seconds, **(tail if s % 4 == 1 else {})})
+    assert ("generation_tail" in names(run)) == found
+
+
 def test_updates_without_a_signal_are_no_updates_whose_ratios_were_clipped_away() -> None:
     run = evidence(
         lambda s: {"empty": 1, "grad_norm": 0.0, "clip_fraction": None} if s % 4 == 3 else {"clip_fraction": 0.7}
