@@ -315,6 +315,14 @@ def test_adapters_are_named_where_they_leave_room(model: str, gpus: int, gpu: st
     assert not any("adapter.type" in text for layout in kept for text in layout.reasons)
 
 
+def test_a_layout_with_adapters_keeps_what_the_others_keep() -> None:
+    key = "parallel.tensor_model_parallel_size"
+    config = made("Qwen3-8B", 1, 4, "A100-40GB", rollout={"max_response_length": 4096}, parallel={key.split(".")[1]: 2})
+    free, kept = (layouts.Search(config, keep).adapted for keep in (frozenset[str](), frozenset({key})))
+    assert free is not None and free.config.parallel.tensor_model_parallel_size > 2
+    assert kept is not None and kept.config.parallel.tensor_model_parallel_size == 2
+
+
 def test_what_is_kept_is_not_named_as_what_to_lower() -> None:
     """Neither what suggest may choose, nor what it changes in no layout."""
     config, key = made("Qwen3-8B", 1, 4, "A100-80GB"), frozenset({"optimizer.grad_reduce_in_fp32"})

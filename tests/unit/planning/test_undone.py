@@ -58,3 +58,22 @@ def test_arguments_of_the_engine_are_taken_back() -> None:
         "rollout.engine.max_num_seqs",
         *([] if len(found.changes) == 1 else ["rollout.engine.max_num_batched_tokens"]),
     }
+
+
+SMALL = CONFIGS / "qwen3_0.6b_1gpu.yaml"
+
+
+@pytest.mark.parametrize(("prompt", "response", "key"), [(2000, 7000, "prompt"), (5000, 4000, "response")])
+def test_of_two_settings_the_one_that_is_nearer_is_taken_back(prompt: int, response: int, key: str) -> None:
+    """Either is enough: both together are longer than the budget of 8,192 tokens."""
+    config = load(SMALL, [f"rollout.max_prompt_length={prompt}", f"rollout.max_response_length={response}"])
+    found = undone.find(Search(config, None, make_plan(config)), load(SMALL))
+    assert found is not None and [change.key for change in found.changes] == [f"rollout.max_{key}_length"]
+
+
+def test_two_settings_are_not_taken_back_where_another_one_is_enough() -> None:
+    config = load(SMALL, ["rollout.max_prompt_length=9000", "rollout.max_response_length=9000"])
+    back = undone.find(Search(config, None, make_plan(config)), load(SMALL))
+    fixes = repair.offered(config, None, load(SMALL))
+    assert any(len(fix.changes) == 1 for fix in fixes)
+    assert back is not None and len(back.changes) == 2 and back not in fixes
