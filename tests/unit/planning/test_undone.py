@@ -72,7 +72,7 @@ def test_of_two_settings_the_one_that_is_nearer_is_taken_back(prompt: int, respo
 
 
 def test_two_settings_are_not_taken_back_where_another_one_is_enough() -> None:
-    config = load(SMALL, ["rollout.max_prompt_length=9000", "rollout.max_response_length=9000"])
+    config = load(SMALL, ["batch.global_batch_size=60", "batch.num_generations=7"])
     back = undone.find(Search(config, None, make_plan(config)), load(SMALL))
     fixes = repair.offered(config, None, load(SMALL))
     assert any(len(fix.changes) == 1 for fix in fixes)
