@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
-from gspo_hpc.config.reading.places import Places
+from gspo_hpc.config.reading.places import COMMAND_LINE, Places
 from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.launch import preflight
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -55,7 +56,7 @@ def plan(
         for by_itself in (False, True)
     )
     found = replace(found, errors=tuple(_lines(problems, places)), absent=absent, downloads=downloads)
-    offered = _fixes(config, rows) if found.broken else []
+    offered = _fixes(name, config, places, rows) if found.broken else []
     times, tokens = _times(with_steps(config, rows), found, response_tokens)
     others = {} if times is None else _asynchrony(config, times, response_tokens)
     notes, unchecked = (
@@ -115,10 +116,16 @@ def _content(plan: Plan, places: Places, fixes: Sequence[Fix], ranks: bool) -> d
     return found
 
 
-def _fixes(config: Config, rows: int | None) -> list[Fix]:
+def _fixes(name: str, config: Config, places: Places, rows: int | None) -> list[Fix]:
+    """Return the fixes of a config, those among them that take settings of the command line back."""
+    from gspo_hpc.config import loader
     from gspo_hpc.planning.fixes import repair  # only here: a valid plan needs none
 
-    return repair.offered(config, rows)
+    file = None
+    if COMMAND_LINE in places.values():
+        with suppress(loader.ConfigError):  # a file that is none without these settings
+            file = _with_cached_files(loader.load(name, run_code=True))
+    return repair.offered(config, rows, file)
 
 
 def _batch_script(config: Config) -> str | None:

@@ -55,7 +55,7 @@ def suggest(
     if config.model.path is None:
         raise ValueError("model.path must be given: a folder, or a model that plan knows, such as Qwen/Qwen3-8B")
     chosen = frozenset(keep).intersection(layouts.KEYS)
-    found = layouts.find(config, chosen, limit, response_tokens)
+    found = layouts.find(config, chosen, limit, response_tokens, frozenset(keep) - chosen)
     for text in cut(config, response_tokens):
         print(f"{paint('warning:', '33', sys.stderr)} {text}", file=sys.stderr)
     if sizes := batches.assumed(config):

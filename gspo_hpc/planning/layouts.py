@@ -13,18 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
-from gspo_hpc.models import architecture
+from gspo_hpc.models import architecture, catalog
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import devices, time
 from gspo_hpc.planning.estimates.memory import Estimate
 from gspo_hpc.planning.estimates.phases import HEADROOM, exceeds, percent, risk, shown
 from gspo_hpc.planning.plan import holds, judge
-from gspo_hpc.planning.settings import value_of
+from gspo_hpc.planning.settings import value_of, with_value
 from gspo_hpc.planning.suggest import batches, cuts, savings
 from gspo_hpc.system.text import in_gib
 
@@ -72,14 +72,19 @@ class Layout:
 
 
 def find(
-    config: Config, keep: frozenset[str] = frozenset(), limit: int = 5, response_tokens: float | None = None
+    config: Config,
+    keep: frozenset[str] = frozenset(),
+    limit: int = 5,
+    response_tokens: float | None = None,
+    others: frozenset[str] = frozenset(),
 ) -> list[Layout]:
     """The best layouts first, at most `limit`; none where nothing fits.
 
     `keep`: dotted keys of KEYS that stay as the config has them. ValueError names one that cannot be chosen anyway, and
-    what is missing: GPUs, their name or their memory, or a model whose sizes are known.
+    what is missing: GPUs, their name or their memory, or a model whose sizes are known. `others`: settings that no
+    layout changes, and that reasons are not to name either.
     """
-    search = Search(config, keep, response_tokens)
+    search = Search(config, keep, response_tokens, others=others)
     found = search.ranked(limit)
     return [_layout(search, one, found[place + 1 :]) for place, one in enumerate(found)]
 
@@ -120,6 +125,7 @@ class Search:
     keep: frozenset[str] = frozenset()
     response_tokens: float | None = None
     models: Models = field(default_factory=Models)
+    others: frozenset[str] = frozenset()  # settings that no layout changes, and that nothing else is to change either
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.keep - set(KEYS)):
@@ -140,9 +146,10 @@ class Search:
         self.device, self.rates_of = rated
         arch = self.models.find(self.config)
         if arch is None:
+            path = self.config.model.path
             raise ValueError(
-                f"model.path {self.config.model.path}: the sizes of the model are not known, so no layout can be "
-                "suggested"
+                f"model.path {path}: the sizes of the model are not known, so no layout can be suggested"
+                f"{_known_by(str(path), self.models)}"
             )
         self.arch: architecture.Architecture = arch
         self.sizes = time.sizes(arch, self.config)
@@ -157,6 +164,19 @@ class Search:
             if holds(one.config, models=self.models):
                 found.append(one)
         return found
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Settings that stay as the config has them."""
+        return self.keep | self.others
+
+    @cached_property
+    def adapted(self) -> Candidate | None:
+        """The best layout with LoRA adapters in place of the whole model; None if there is none, or no such choice."""
+        if self.config.adapter.type is not None or "adapter.type" in self.others:
+            return None
+        changed = with_value(self.config, "adapter.type", "lora")
+        return next(iter(Search(changed, self.keep, self.response_tokens, self.models).ranked(1)), None)
 
     def allowed(self) -> Iterator[Config]:
         """Yield every cut that keeps the rules that are not about memory."""
@@ -202,6 +222,23 @@ class Search:
             seconds = time.generating(self.sizes, chosen, self.device, work, found.cache_tokens)
             self._generating[same] = seconds
         return time.estimate(self.sizes, chosen, self.device, work, found.cache_tokens, seconds)
+
+
+def _known_by(path: str, models: Models) -> str:
+    """Return what would make the sizes of a model known, as the end of a sentence."""
+    file = models.file(path)
+    if file.error is not None:
+        return f": {file.error}"
+    if file.content is not None:
+        try:
+            architecture.counted(models.planned(path)[0] or {})
+        except ValueError as error:
+            return f": {error}"
+        except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            return f": its config.json cannot be understood: {error}"
+    near = catalog.nearest(path)
+    known = f"; nearest model whose config comes with gspo_hpc: {near}" if near else ""
+    return f": give a local folder with the model's config.json{known}"
 
 
 def _layout(search: Search, one: Candidate, later: Sequence[Candidate]) -> Layout:
@@ -293,8 +330,16 @@ def _leaves_less(theirs: float, own: float) -> str:
 def _watch(search: Search, one: Candidate) -> Iterator[str]:
     """Yield what to watch where little is left, and what to lower if a run does run out of memory."""
     busiest = f"{math.ceil(100 * (1 - one.memory.headroom))}% of the GPU in {shown(one.memory.busiest.name)}"
-    more = savings.roomier(search.arch, search.device, one.config, one.memory, search.models)
-    lower = "only more GPUs or a smaller model help" if more is None else f"{more[0]} leaves {percent(more[1])}"
+    more = savings.roomier(search.arch, search.device, one.config, one.memory, search.models, search.kept)
+    if more is not None:
+        lower = f"{more[0]} leaves {percent(more[1])}"
+    elif (adapted := search.adapted) is not None and adapted.memory.headroom > max(0.0, one.memory.headroom):
+        lower = (
+            f"with adapter.type=lora, at about ten times the learning rate, the best layout of the same GPUs leaves "
+            f"{percent(adapted.memory.headroom)}; more GPUs, GPUs with more memory or a smaller model help, too"
+        )
+    else:
+        lower = "more GPUs, GPUs with more memory or a smaller model help"
     watch = f"watch runtime_memory_gib of the first steps, and if memory runs out: {lower}"
     yield f"{risk(one.memory.headroom)}: {busiest}, estimated; {watch}"
 

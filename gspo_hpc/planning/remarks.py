@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import (
+    engine_dtype,
     older_weights_sample,
     samples_part_of_distribution,
     trains_adapters,
@@ -18,6 +19,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.rules.engine_arguments import lacks, slip_of
+from gspo_hpc.planning.rules.model import longest_of_versions
 from gspo_hpc.system.text import nearest
 
 _RECOMPUTED_BY = {"full": ("recompute_method", "recompute_num_layers"), "selective": ("recompute_modules",)}
@@ -56,6 +58,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"nothing can be saved while a rollout is sampled ahead: set checkpoint.interval={updates}"
         )
     yield from _inert_correction(plan)
+    yield from _positions_of_versions(plan)
     yield from _inert_sampling(plan)
     yield from _inert_retirement(plan)
     yield from _inert_curriculum(plan)
@@ -121,11 +124,40 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
     if vocabulary is not None and vocabulary % tp:
         padded = -(-vocabulary // tp) * tp
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
+    yield from _other_bytes(plan)
     yield from objective.notes(plan.config)
     yield from _dynamic_sampling(plan)
     yield from _retirement(plan)
     yield from _curriculum(plan)
     yield from _ends(plan)
+
+
+def _other_bytes(plan: PlanBuilder) -> Iterator[str]:
+    """Yield that estimates leave aside what engines keep in other formats than the one in which they compute."""
+    engine, dtype = plan.config.rollout.engine, engine_dtype(plan.config)
+    cached = engine.get("kv_cache_dtype")
+    given = [f"rollout.engine.kv_cache_dtype ({cached})"] if cached not in (None, "auto", dtype) else []
+    if (method := engine.get("quantization")) is not None:
+        given.append(f"rollout.engine.quantization ({method})")
+    if given:
+        verb = "are" if len(given) > 1 else "is"
+        yield (
+            f"{' and '.join(given)} {verb} not counted: memory and time of generation are those of weights and a cache "
+            f"in {dtype}, so an engine may hold more tokens than this plan says, and take less time for each."
+        )
+
+
+def _positions_of_versions(plan: PlanBuilder) -> Iterator[str]:
+    """Yield that not every version of vLLM takes sequences as long, where it is not known which one will run."""
+    found, longest = longest_of_versions(plan), plan.longest_sequence
+    if found is None or not min(one.length for one in found) < longest <= max(one.length for one in found):
+        return
+    from gspo_hpc.planning import installed  # only here: most models have the same bound for every version
+
+    if installed.yarn_scales() is None:
+        later, earlier = found
+        takes = f"vLLM takes up to {earlier.length} in versions to 0.29, and {later.length} in 0.32 and later ones"
+        yield f"max_prompt_length + max_response_length = {longest}: {takes}, which leave the factor of yarn aside"
 
 
 def _inert_recomputation(plan: PlanBuilder) -> Iterator[str]:

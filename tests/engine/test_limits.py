@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.loader import ConfigError, from_dict
+from gspo_hpc.models import positions
 from gspo_hpc.planning import installed
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.rules.engine_arguments import EngineArgumentRule, slip_of
+from gspo_hpc.planning.rules.model import ModelRule
 from gspo_hpc.training.bringup import engine_settings
 
 
@@ -87,6 +91,90 @@ def test_no_argument_of_vllm_is_taken_for_the_slip_of_another() -> None:
     )
     if vllm.__version__.startswith("0.32"):
         assert own <= VLLM_ARGUMENTS <= own | {*inspect.signature(vllm.LLM).parameters}
+
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+LLAMA = {
+    **HEADS,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 97,
+    "num_key_value_heads": 2,
+}
+OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+ORIGINAL = {"original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"max_position_embeddings": 512, "seq_length": 256},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **OF_LLAMA3}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"max_position_embeddings": 1024, "rope_scaling": {"type": "yarn", "factor": 4.0, **ORIGINAL}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, **ORIGINAL}},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())) or "none",
+)
+def test_the_longest_sequence_is_that_of_vllm(more: dict[str, Any], tmp_path: Path) -> None:
+    """Every kind of rotary embeddings that vLLM computes for a Llama has a bound: both refuse one token more."""
+    from vllm.config import ModelConfig
+
+    content = LLAMA | {"max_position_embeddings": 512} | more
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    scales = installed.yarn_scales()
+    assert scales is not None
+    found = positions.longest(content, yarn_scales=scales)
+    assert found is not None
+    for length in (found.length, found.length + 1):
+        lengths = {"max_prompt_length": 64, "max_response_length": length - 64}
+        config = from_dict({"model": {"path": str(tmp_path)}, "rollout": lengths})
+        broken = {item.rule for item in make_plan(config).broken}
+        try:
+            ModelConfig(model=str(tmp_path), max_model_len=length, skip_tokenizer_init=True)
+            assert broken == set()
+        except ValueError as error:
+            assert "greater than the derived max_model_len" in str(error)
+            assert broken == {ModelRule.LONGEST_SEQUENCE_FITS_POSITIONS}
+        assert (broken == set()) == (length == found.length)
+
+
+def test_listed_values_of_arguments_are_those_of_vllm() -> None:
+    """What is read from the source is what Python finds in the types; each name that is left out would be refused."""
+    import vllm.config.quantization
+    from vllm.config.cache import CacheDType
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.model_executor.model_loader import LoadFormats
+
+    hints = get_type_hints(EngineArgs, localns=vars(vllm.config.quantization))
+    listed = 0
+    for field in dataclasses.fields(EngineArgs):
+        here = installed.values(field.name)
+        assert here is not None and here.take(None)
+        default = field.default
+        assert isinstance(default, dataclasses._MISSING_TYPE) or here.take(default), f"{field.name}={default}"
+        names = {one for part in (hints[field.name], *get_args(hints[field.name])) for one in _literals(part)}
+        if names and not here.more:
+            assert {*here.listed} == names, field.name
+            listed += 1
+    assert listed > 20
+    for name, known in (
+        ("kv_cache_dtype", get_args(CacheDType)),
+        ("quantization", QUANTIZATION_METHODS),
+        ("load_format", get_args(LoadFormats)),
+    ):
+        found = installed.values(name)
+        assert found is not None and {*found.listed} == {*known}
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def test_any_seed_of_a_run_is_one_of_an_engine() -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.constants import MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
+from gspo_hpc.config.constants import LORA_RANKS, MOST_GPUS_PER_NODE, USUAL_GPUS_PER_NODE
 from gspo_hpc.config.derived import samples_part_of_distribution
 from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
@@ -24,7 +24,8 @@ from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
 from gspo_hpc.planning.rules.engine_arguments import meant
 from gspo_hpc.planning.rules.ids import Topic
-from gspo_hpc.planning.rules.model import RECOMPUTED
+from gspo_hpc.planning.rules.model import RECOMPUTED, longest_here
+from gspo_hpc.planning.rules.objective import longest_of_teacher
 from gspo_hpc.planning.settings import ENGINE, divisors
 from gspo_hpc.system.text import nearest
 
@@ -40,7 +41,7 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
 
     `plan` is that of the config, `topics` those of its broken rules.
     """
-    found = _batch_sizes(config, plan, rows) | _layouts(config, plan) | _switches(config)
+    found = _batch_sizes(config, plan, rows) | _layouts(config, plan)
     prompt, response = config.rollout.max_prompt_length, config.rollout.max_response_length
     for name in _BUDGETS:
         if getattr(config.batch, name):
@@ -52,7 +53,12 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
         found |= _lengths(config, plan)
     if Topic.OTHER in topics:
         found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan) | _signals(config)
-    return {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
+        if config.adapter.type is not None:  # steps that people use, those that vLLM has room for among them
+            found["adapter.rank"] = {*LORA_RANKS, *_powers(config.adapter.rank)}
+    possible = {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
+    for key, values in _switches(config).items():  # whose values are known to be taken, -1 for all among them
+        possible.setdefault(key, set()).update(values)
+    return possible
 
 
 def finer_utilization() -> set[float]:
@@ -104,7 +110,7 @@ def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     # Values that are only a little longer or shorter are for a length that ranks do not divide.
     lengths = _multiples(unit, prompt + response) if (prompt + response) % unit else set[int]()
     limits: set[int] = {getattr(config.batch, name) for name in _BUDGETS if getattr(config.batch, name)}
-    limits |= _positions(config, plan)
+    limits |= _positions(plan)
     lengths |= limits | {limit // unit * unit for limit in limits}
 
     def shorter(part: int, other: int) -> set[int]:
@@ -118,15 +124,9 @@ def _lengths(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     }
 
 
-def _positions(config: Config, plan: PlanBuilder) -> set[int]:
-    """Return the longest sequence of the model, if that can be known."""
-    if config.model.path is None:
-        return set()
-    try:
-        raw, _ = plan.models.planned(config.model.path)
-        return {int(raw["max_position_embeddings"])} if raw else set()
-    except (ValueError, TypeError, KeyError):
-        return set()
+def _positions(plan: PlanBuilder) -> set[int]:
+    """Return the longest sequence of the model and of its teacher, as far as they can be known."""
+    return {longest.length for longest in (longest_here(plan), longest_of_teacher(plan)) if longest is not None}
 
 
 def _batch_sizes(config: Config, plan: PlanBuilder, rows: int | None) -> dict[str, set[Any]]:

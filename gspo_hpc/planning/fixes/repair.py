@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import beside, distances, search
-from gspo_hpc.planning.fixes.change import Change, Fix, is_same, with_changes, without_repeated
+from gspo_hpc.planning.fixes import beside, distances, search, undone
+from gspo_hpc.planning.fixes.change import Change, Fix, is_same, settings_of, with_changes, without_repeated
 from gspo_hpc.planning.fixes.nearest import Nearest
 from gspo_hpc.planning.fixes.pairs import ROOM, Pairs
 from gspo_hpc.planning.fixes.search import FARTHEST, Search
@@ -43,15 +43,29 @@ class _Way(NamedTuple):
     kept: frozenset[str] = frozenset()  # settings of changes that belong together: a layout, an argument's other name
 
 
-def offered(config: Config, rows: int | None = None) -> list[Fix]:
+def offered(config: Config, rows: int | None = None, file: Config | None = None) -> list[Fix]:
     """Return what `plan` offers for a refused plan: fixes of one setting and of two, and nearer ones of several.
 
     Another model is another experiment, so that what can be repaired of this one goes before it, even if it is not all.
+    With `file`, what the config's file says without the settings of the command line, taking some of these back is
+    offered, too, where no change of one setting is enough.
     """
     plan = make_plan(config, rows)
     if plan.valid:
         return []
     whole = Search(config, rows, plan)
+    fixes = _offered(whole, rows)
+    if file is None or any(len(fix.changes) == 1 and not fix.left for fix in fixes):
+        return fixes
+    back = undone.find(whole, file)
+    if back is None or settings_of(back) in [settings_of(fix) for fix in fixes if fix.distance <= back.distance]:
+        return fixes
+    nearer = [fix for fix in fixes if not fix.left and fix.distance <= back.distance]
+    return [*nearer, back, *(fix for fix in fixes if fix not in nearer)]
+
+
+def _offered(whole: Search, rows: int | None) -> list[Fix]:
+    config = whole.config
     fixes = whole.found(search.MAX_OFFERED, ROOM)
     if whole.answered:
         return fixes

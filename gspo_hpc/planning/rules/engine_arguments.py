@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import auto
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.engine_arguments import (
     ENGINE_VALUES,
@@ -25,9 +25,13 @@ from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
 from gspo_hpc.system.text import near_miss, nearest
 
+if TYPE_CHECKING:
+    from gspo_hpc.planning.installed import Values
+
 # Similarity of a name and its misspelling: one or two letters of a usual name. Arguments of other versions of vLLM than
 # the listed one are less like any of its arguments.
 _SLIP = 0.88
+_LISTED = 8  # values of an argument that a message names
 
 
 class EngineArgumentRule(RuleId):
@@ -75,19 +79,61 @@ def _value(plan: PlanBuilder) -> Iterator[str]:
         holds, must = ENGINE_VALUES.get(key, (lambda _: True, ""))
         if not holds(value):
             yield f"rollout.engine.{key} ({value}) {must}{_advice(key, value, holds)}"
+        elif key not in ENGINE_VALUES and (known := _known(key)) is not None and not known.take(value):
+            yield f"rollout.engine.{key} ({value}) {_must(key, value, known)}"
+
+
+def _known(key: str) -> Values | None:
+    """Return the values that the vLLM here takes of an argument; None where that is not known, or is another rule's."""
+    if key in OWN_ENGINE_ARGUMENTS:
+        return None
+    from gspo_hpc.planning import installed  # only here: most plans have no argument of the kind
+
+    return installed.values(key)
+
+
+def _must(key: str, value: Any, known: Values) -> str:
+    """Return what a value of an argument must be by the source of the vLLM here, as the end of a sentence."""
+    numbers = {int: "a whole number", float: "a number"}
+    words = [
+        *(["true or false"] if bool in known.kinds else []),
+        *(text for kind, text in numbers.items() if kind in known.kinds),
+    ]
+    likely = meant(key, value)
+    if known.listed:
+        shown = ", ".join(str(one) for one in known.listed[:_LISTED]) + ", ..." * (len(known.listed) > _LISTED)
+        words.append(f"one of {shown}")
+    if likely and all(isinstance(one, int | float) for one in likely):
+        hint = f"; write {' or '.join(str(one) for one in likely)}"
+    else:
+        hint = f"; nearest: {likely[0]}" if likely else ""
+    return f"must be {' or '.join(words) or 'text'} for vLLM {_version()}, which is installed here{hint}"
+
+
+def _version() -> str:
+    from gspo_hpc.planning import installed  # only here, as above
+
+    here = installed.vllm()
+    return here[0] if here is not None else ""
 
 
 def takes(key: str, value: Any) -> bool:
     """Return whether vLLM takes a value of an argument, as far as that is known."""
-    return key not in ENGINE_VALUES or ENGINE_VALUES[key][0](value)
+    if key in ENGINE_VALUES:
+        return ENGINE_VALUES[key][0](value)
+    return (known := _known(key)) is None or known.take(value)
 
 
 def meant(key: str, value: Any) -> tuple[Any, ...]:
     """Return what may be meant by a value that vLLM does not take, of values that it takes; empty if that is unknown.
 
-    That is 0.9 for 90% or 90, 16000 or 16384 for 16k, and the only value that an argument may have.
+    That is 0.9 for 90% or 90, 16000 or 16384 for 16k, the only value that an argument may have, and the nearest one of
+    those that are listed in the source of the vLLM here.
     """
-    holds, _ = ENGINE_VALUES.get(key, (lambda _: True, ""))
+    if key not in ENGINE_VALUES:
+        known = _known(key)
+        return () if known is None or known.take(value) else tuple(_nearest_known(value, known))
+    holds, _ = ENGINE_VALUES[key]
     if holds(value):
         return ()
     if key in ONLY_ENGINE_VALUES:
@@ -100,6 +146,18 @@ def meant(key: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, int | float) and holds is is_share and 10 <= value <= 100:  # no engine lives on less
         numbers = (value / 100,)
     return tuple(number for number in numbers if holds(number))
+
+
+def _nearest_known(value: Any, known: Values) -> Iterator[Any]:
+    """Yield what may be meant, of the values that the vLLM here takes: the numbers of a text, one listed."""
+    if isinstance(value, str) and known.kinds & {int, float}:
+        yield from (one for one in numbers_meant(value, whole=float not in known.kinds) if known.take(one))
+    texts = [one for one in known.listed if isinstance(one, str)]
+    if texts and (near := nearest(str(value).lower(), texts)) is not None:
+        yield near
+    counts = sorted(one for one in known.listed if isinstance(one, int))
+    if counts and isinstance(value, int | float):
+        yield next((one for one in counts if one >= value), counts[-1])
 
 
 def _advice(key: str, value: Any, holds: Callable[[Any], bool]) -> str:

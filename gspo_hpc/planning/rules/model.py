@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import auto
 
+from gspo_hpc.models import positions
+from gspo_hpc.models.positions import Positions
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
@@ -210,14 +212,45 @@ def _experts_sequence_parallel(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     ModelRule.LONGEST_SEQUENCE_FITS_POSITIONS,
-    "`max_prompt_length` + `max_response_length` is at most the model's `max_position_embeddings`",
+    "`max_prompt_length` + `max_response_length` is at most the longest sequence that vLLM takes of the model: "
+    "`max_position_embeddings`, times the factor of some kinds of rotary embeddings",
 )
 def _positions(plan: PlanBuilder) -> Iterator[str]:
-    content, positions = plan.model_file.content or {}, plan.model_file.size("max_position_embeddings")
-    scaling = content.get("rope_scaling") or content.get("rope_parameters")
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
-    if positions is not None and kind == "default" and plan.longest_sequence > positions:
-        yield (
-            f"max_prompt_length + max_response_length = {plan.longest_sequence} must fit max_position_embeddings "
-            f"({positions}) of the model"
-        )
+    longest = longest_here(plan)
+    if longest is not None and plan.longest_sequence > longest.length:
+        yield too_long(plan.longest_sequence, longest) + _rescale(plan, longest)
+
+
+def too_long(sequence: int, longest: Positions) -> str:
+    """Return that a sequence is longer than a model's positions."""
+    made = longest.made if longest.length == longest.of_file else f"{longest.made} = {longest.length} positions"
+    return f"max_prompt_length + max_response_length = {sequence} must fit {made} of the model"
+
+
+def longest_of_versions(plan: PlanBuilder) -> tuple[Positions, Positions] | None:
+    """Return the longest sequence that newer and older versions of vLLM take of the model; None if it has no bound."""
+    content = plan.model_file.content or {}
+    newer, older = (positions.longest(content, yarn_scales=scales) for scales in (False, True))
+    return None if newer is None or older is None else (newer, older)
+
+
+def longest_here(plan: PlanBuilder) -> Positions | None:
+    """Return the longest sequence that the vLLM of this machine takes of the model; None if it has no bound.
+
+    Where versions differ and none is installed here, the longest that any of them takes.
+    """
+    found = longest_of_versions(plan)
+    if found is None or found[0].length == found[1].length:
+        return None if found is None else found[0]
+    from gspo_hpc.planning import installed  # only here: most models have no such embeddings
+
+    scales = installed.yarn_scales()
+    return max(found, key=lambda one: one.length) if scales is None else found[scales]
+
+
+def _rescale(plan: PlanBuilder, longest: Positions) -> str:
+    """Return how the file gives a longer sequence to a vLLM that takes its positions as they are; empty for others."""
+    older = positions.longest(plan.model_file.content or {}, yarn_scales=True)
+    if older is None or older.length <= longest.length:
+        return ""
+    return f": this vLLM takes no factor of yarn into account; for longer ones give {older.length} there in config.json"

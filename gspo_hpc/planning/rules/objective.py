@@ -7,10 +7,11 @@ from enum import auto
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import has_unseen, rewards_count, samples_part_of_distribution, teacher_config
+from gspo_hpc.models.positions import Positions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules import registry
 from gspo_hpc.planning.rules.ids import RuleId, Topic
-from gspo_hpc.planning.rules.model import ModelRule
+from gspo_hpc.planning.rules.model import ModelRule, longest_of_versions, too_long
 from gspo_hpc.planning.rules.registry import rule
 
 
@@ -35,7 +36,6 @@ _OF_TEACHER = (
     ModelRule.EXPERT_TENSOR_PARALLEL_INTERMEDIATE_SIZE,
     ModelRule.EXPERT_PARALLEL_EXPERTS,
     ModelRule.EXPERTS_NEED_SEQUENCE_PARALLEL,
-    ModelRule.LONGEST_SEQUENCE_FITS_POSITIONS,
 )
 
 
@@ -77,6 +77,13 @@ def _of_teacher(plan: PlanBuilder) -> PlanBuilder | None:
     return PlanBuilder(teacher_config(plan.config), None, plan.models)
 
 
+def longest_of_teacher(plan: PlanBuilder) -> Positions | None:
+    """Return the longest sequence of the teacher. No engine runs it, so it is the longest that any version takes."""
+    taught = _of_teacher(plan)
+    found = longest_of_versions(taught) if taught is not None else None
+    return max(found, key=lambda one: one.length) if found is not None else None
+
+
 @rule(
     ObjectiveRule.TEACHER_CAN_BE_RUN, "`algorithm.teacher` is a model that this version trains, with its own provider"
 )
@@ -97,9 +104,12 @@ def _teacher_layout(plan: PlanBuilder) -> Iterator[str]:
     from gspo_hpc.planning.rules.stages import StageRule  # only here: rules are listed in the order of their files
 
     layers = (StageRule.PIPELINE_PARALLEL_LAYERS, StageRule.UNEVEN_PIPELINE_LAYERS, StageRule.UNEVEN_PIPELINE_CHUNKS)
-    for name in (*_OF_TEACHER, *layers):
-        for message in registry.rules()[name].check(taught):
-            yield f"algorithm.teacher has the trainer's layout: {message.replace('of the model', 'of the teacher')}"
+    messages = [message for name in (*_OF_TEACHER, *layers) for message in registry.rules()[name].check(taught)]
+    longest = longest_of_teacher(plan)
+    if longest is not None and plan.longest_sequence > longest.length:
+        messages.append(too_long(plan.longest_sequence, longest))
+    for message in messages:
+        yield f"algorithm.teacher has the trainer's layout: {message.replace('of the model', 'of the teacher')}"
 
 
 @rule(ObjectiveRule.TEACHER_VOCABULARY, "the vocabulary of `algorithm.teacher` has at least the rows of the model's")

@@ -93,12 +93,15 @@ def _rollout(search: Search, one: Candidate) -> Iterator[Advice]:
         return
     most = max(tried.values())
     size = min(size for size, rate in tried.items() if rate >= ENOUGH * most)
-    gain = tried[size] / tried[gbs] - 1.0 if gbs in tried else 0.0
-    if size == gbs:
-        reason = f"enough: {max(tried)} completions would bring {most / tried[gbs] - 1.0:.0%} more tokens a second"
+    larger = max((other for other in tried if other > size), key=lambda other: (tried[other], other), default=None)
+    more = "" if larger is None else f"{max(0.0, tried[larger] / tried[size] - 1.0):.0%} more"
+    if size == gbs and larger is not None:
+        reason = f"enough: {larger} completions would bring {more} tokens a second"
     else:
+        gain = tried[size] / tried[gbs] - 1.0 if gbs in tried else 0.0
+        beyond = "none larger was tried" if larger is None else f"{larger} would bring {more}"
         reason = (
-            f"{gain:.0%} more tokens a second than with {gbs}; still larger updates gain little. "
+            f"{gain:.0%} more tokens a second than with {gbs}; {beyond}. "
             "The run learns differently, though: it makes fewer updates on the same data"
         )
     yield Advice("batch.global_batch_size", size, reason)

@@ -61,7 +61,12 @@ def fitting(
 
 
 def roomier(
-    arch: Architecture, device: Device, config: Config, found: Estimate, models: Models
+    arch: Architecture,
+    device: Device,
+    config: Config,
+    found: Estimate,
+    models: Models,
+    keep: frozenset[str] = frozenset(),
 ) -> tuple[str, float] | None:
     """Return settings that leave more of a GPU, with what they leave; None if none of those that are tried helps.
 
@@ -80,7 +85,8 @@ def roomier(
     shorter: dict[str, Any] = {"rollout.max_response_length": response}
     if config.batch.micro_batch_tokens:
         shorter = {"batch.micro_batch_tokens": longest - config.rollout.max_response_length + response} | shorter
-    ways = [way for way in (*ways, shorter) if any(value_of(config, key) != value for key, value in way.items())]
+    ways = [way for way in (*ways, shorter) if not keep.intersection(way)]
+    ways = [way for way in ways if any(value_of(config, key) != value for key, value in way.items())]
     for count in range(1, len(ways) + 1):
         for some in itertools.combinations(ways, count):
             changes = {key: value for way in some for key, value in way.items()}

@@ -3,6 +3,7 @@ of a GPU (use, memory) here. Real runs are in tests/run/test_diagnose.py, run di
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -158,28 +159,28 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "warning",
         lambda s: {"clip_fraction": 0.7 if s % 4 != 1 else 0.0},
         "70 % of the ratios were clipped in the later updates",
-        "batch.steps_per_generation=2",
+        "batch.steps_per_generation=1",  # with two, 70 % of the second one's would be
     ),
     (
         "overclipping",
         "warning",
         lambda s: {"clip_fraction": 0.7 if s % 4 != 1 else 0.0},
         "the range is -0.0003 to +0.0004",
-        "algorithm.clip_low=0.0009 algorithm.clip_high=0.0012",  # ratios leave it on both sides
+        "algorithm.clip_low=0.0016 algorithm.clip_high=0.0021",  # ratios leave it on both sides
     ),
     (
         "overclipping",
         "problem",
         lambda s: {"clip_fraction": 0.95, "grad_norm": 0.0} if s % 4 != 1 else {"clip_fraction": 0.0},
         "in 15 of these 15 updates the gradient was exactly 0",
-        "optimizer.lr=3.33e-07",
+        "optimizer.lr=2.7e-08",
     ),
     (
         "overclipping",
         "problem",
         lambda s: {"clip_fraction": 0.95, "grad_norm": 0.3 * (s % 4 == 2)} if s % 4 != 1 else {"clip_fraction": 0.0},
         "in 10 of these 15 updates the gradient was exactly 0",
-        "optimizer.lr=3.33e-07",
+        "optimizer.lr=2.7e-08",
     ),
     (
         "length_explosion",
@@ -362,6 +363,21 @@ def test_whether_a_run_may_go_on_with_the_settings_is_told() -> None:
     assert not only(evidence(lambda s: {"truncated_fraction": 0.2})).resumable
 
 
+@pytest.mark.parametrize(("best", "found"), [(0.55, True), (0.6, False), (2.0, False)])
+def test_rewards_that_hardly_differ_are_no_saturation_far_below_the_best_seen(best: float, found: bool) -> None:
+    """A tenth below the best step is near it; a run that has collapsed to a low reward has another trouble."""
+    run = evidence(lambda s: {"reward": best if s == 3 else 0.5, "reward_std": 0.01})
+    assert ("reward_saturation" in names(run)) == found
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(40.0, True), (4000.0, False)])
+def test_a_tail_of_a_generation_that_takes_no_time_is_none(seconds: float, found: bool) -> None:
+    """Answers of half the length would make steps no shorter where something else takes nearly all of them."""
+    tail = {"seconds/generate_tail": 12.0}
+    run = evidence(lambda s: {"seconds": seconds, **(tail if s % 4 == 1 else {})})
+    assert ("generation_tail" in names(run)) == found
+
+
 def test_updates_without_a_signal_are_no_updates_whose_ratios_were_clipped_away() -> None:
     run = evidence(
         lambda s: {"empty": 1, "grad_norm": 0.0, "clip_fraction": None} if s % 4 == 3 else {"clip_fraction": 0.7}
@@ -374,7 +390,89 @@ def test_a_clip_range_that_is_offered_begins_above_zero() -> None:
     """A ratio is above 0, so a range of 1 and more below it would be none."""
     run = evidence(lambda s: {"clip_fraction": 0.7 * (s % 4 != 1)}, algorithm={"clip_low": 0.4, "clip_high": 0.5})
     (found,) = [one for one in find(run) if one.name == "overclipping"]
-    assert "algorithm.clip_low=0.9 algorithm.clip_high=1.5" in found.settings, found.settings
+    assert "algorithm.clip_low=0.9 algorithm.clip_high=2.7" in found.settings, found.settings
+
+
+def drawn(scale: float, low: float, high: float, lr: float = 1.0) -> Evidence:
+    """A run whose ratios are at exponential distances from 1, 64 an update, to the side that its advantage asks for."""
+    draw = random.Random(7)
+
+    def change(step: int) -> dict[str, Any]:
+        if step % 4 == 1:
+            return {}
+        distances = [lr * draw.expovariate(1.0 / scale) for _ in range(64)]
+        clipped = sum(one > (low if place % 2 else high) for place, one in enumerate(distances))
+        return {"clip_fraction": clipped / 64, "ratio_deviation_max": max(distances)}
+
+    batch = {"global_batch_size": 64, "num_generations": 8, "steps_per_generation": 4}
+    return evidence(change, algorithm={"clip_low": low, "clip_high": high}, batch=batch, optimizer={"lr": 1e-6})
+
+
+@pytest.mark.parametrize("scale", [0.0008, 0.003, 0.02, 0.2])
+def test_what_is_advised_against_overclipping_ends_it(scale: float) -> None:
+    """A range and a rate that follow from the run's own ratios: three times the range was far too little for most."""
+    clip = {"low": 0.0003, "high": 0.0004}
+    (found,) = [one for one in find(drawn(scale, **clip)) if one.name == "overclipping"]
+    wider, steps, rate = found.settings
+    low, high = (float(word.partition("=")[2]) for word in wider.split())
+    lr = float(rate.partition("=")[2]) / 1e-6
+    assert steps == "batch.steps_per_generation=1"
+    for better in (drawn(scale, low, high), drawn(scale, **clip, lr=lr)):
+        assert "overclipping" not in names(better)
+        clipped = [record["clip_fraction"] for record in better.records if record["update"]]
+        assert 0.05 < sum(clipped) / len(clipped) < 0.3
+    assert high / low == pytest.approx(4 / 3, rel=0.1), "as much wider above as below as it was"
+
+
+@pytest.mark.parametrize(
+    ("shares", "batch", "advised"),
+    [
+        ((0.1, 0.7, 0.9), {"steps_per_generation": 4}, "batch.steps_per_generation=2"),
+        ((0.1, 0.2, 0.9, 0.95), {"steps_per_generation": 5}, "batch.steps_per_generation=3"),
+        ((0.6, 0.6, 0.6), {"steps_per_generation": 4}, "batch.steps_per_generation=1"),
+        ((0.1, 0.8, 0.9), {"generation_batch_size": 512}, "batch.generation_batch_size=256"),
+        ((0.1, 0.8, 0.9), {"steps_per_generation": 2, "num_iterations": 2}, "batch.steps_per_generation=1"),
+        (
+            (0.8, 0.8, 0.9),
+            {"steps_per_generation": 2, "num_iterations": 2},
+            "batch.num_iterations=1 batch.steps_per_generation=1",
+        ),
+    ],
+)
+def test_as_many_updates_are_advised_as_clip_little(
+    shares: tuple[float, ...], batch: dict[str, int], advised: str
+) -> None:
+    def change(step: int) -> dict[str, Any]:
+        update = (step - 1) % (len(shares) + 1)
+        return {"update": update, "clip_fraction": shares[update - 1] if update else 0.0}
+
+    run = evidence(change, batch={"global_batch_size": 128, "num_generations": 8, "steps_per_generation": None} | batch)
+    (found,) = [one for one in find(run) if one.name == "overclipping"]
+    assert found.settings[1] == advised
+
+
+def test_the_largest_ratio_of_a_heavy_tail_says_nothing_of_the_range() -> None:
+    """One token with 30 times the probability would ask for a range of several, which clips nothing."""
+    run = evidence(
+        lambda s: {"clip_fraction": 0.6 * (s % 4 != 1), "ratio_deviation_max": 30.0 * (s % 4 != 1)},
+        algorithm={"name": "grpo", "clip_low": 0.2, "clip_high": 0.2},
+    )
+    (found,) = [one for one in find(run) if one.name == "overclipping"]
+    assert found.settings[0] == "algorithm.clip_low=0.74 algorithm.clip_high=0.74"
+
+
+def test_ratios_of_tokens_are_more_than_those_of_completions() -> None:
+    """Of more of them the largest is farther out, so the same one asks for a narrower range."""
+
+    def advised(name: str) -> float:
+        run = evidence(
+            lambda s: {"clip_fraction": 0.9 * (s % 4 != 1), "ratio_deviation_max": 0.5 * (s % 4 != 1)},
+            algorithm={"name": name, "clip_low": 0.001, "clip_high": 0.001},
+        )
+        (found,) = [one for one in find(run) if one.name == "overclipping"]
+        return float(found.settings[0].split()[0].partition("=")[2])
+
+    assert 1.5 < advised("gspo") / advised("grpo") < 3.0
 
 
 @pytest.mark.parametrize(

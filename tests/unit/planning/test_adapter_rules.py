@@ -157,3 +157,15 @@ def test_float32_on_a_cpu_may_have_adapters_beside_weights() -> None:
     )
     assert derived.adapters_obstacle(config, experts=False) is None
     assert derived.adapters_beside_weights(config, experts=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "most"), [(700, "adapters", 512), (600, "adapters", 512), (5000, "merged", 1024)]
+)
+def test_ranks_are_offered_in_steps_that_people_use(given: int, engine: str, most: int) -> None:
+    """Half of what is given is no rank that anybody has: 350 of 700."""
+    adapter = {"type": "lora", "rank": given, "engine": engine}
+    config = from_dict({"model": {"path": "Qwen/Qwen3-0.6B"}, "adapter": adapter, "cluster": {"platform": "cuda"}})
+    ranks = [one.value for fix in search.find(config) for one in fix.changes if one.key == "adapter.rank"]
+    assert ranks and ranks[0] == most
+    assert set(ranks) <= {1 << power for power in range(20)} | {320}

@@ -55,6 +55,31 @@ def test_the_smallest_update_that_reaches_nine_tenths_of_the_best(
     assert found.value == size
     gain = f"{rates[size] / rates[64] - 1:.0%} more tokens a second than with 64"
     assert found.reason.startswith("enough: 1024 completions" if size == 64 else gain)
+    if size == 1024:
+        assert "; none larger was tried." in found.reason
+    elif size > 64:
+        assert f"; 1024 would bring {100 / rates[size] - 1:.0%} more." in found.reason
+
+
+@pytest.mark.parametrize(("gbs", "size"), [(64, 1024), (512, 4096)])
+def test_what_larger_updates_bring_is_what_they_bring(gbs: int, size: int) -> None:
+    """By the estimates themselves, of a small model on one GPU that gains with every doubling to the end."""
+    small = ["model.path=Qwen/Qwen2.5-0.5B-Instruct", "cluster.gpu=RTX4090", "cluster.gpus_per_node=1"]
+    lengths = ["rollout.max_prompt_length=256", "rollout.max_response_length=768", "batch.micro_batch_tokens=1024"]
+    sizes = [f"batch.global_batch_size={gbs}", "batch.steps_per_generation=1", "batch.num_generations=8"]
+    search = layouts.Search(load(PRESET, [*small, *lengths, *sizes]))
+    one = search.ranked(1)[0]
+    (found,) = (item for item in batches.advise(search, one) if item.key == "batch.global_batch_size")
+
+    def tokens_per_s(size: int) -> float:
+        times = search.times(batches._with_batch(one.config, size, 1), one.memory)
+        return times.tokens / times.rollout
+
+    assert found.value == size
+    gain = f"{tokens_per_s(size) / tokens_per_s(gbs) - 1:.0%} more tokens a second than with {gbs}; "
+    largest = f"{16 * gbs} would bring {tokens_per_s(16 * gbs) / tokens_per_s(size) - 1:.0%} more. "
+    assert found.reason.startswith(gain + ("none larger was tried. " if size == 16 * gbs else largest))
+    assert tokens_per_s(2 * 1024) > 1.2 * tokens_per_s(1024)
 
 
 @pytest.mark.parametrize(

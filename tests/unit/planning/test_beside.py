@@ -7,13 +7,14 @@ one product and not mended by the nearest beside other faults, and far layouts a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gspo_hpc.config.loader import load
 from gspo_hpc.config.schema import Config
-from gspo_hpc.planning.fixes import repair
-from gspo_hpc.planning.fixes.change import Fix
+from gspo_hpc.planning.fixes import beside, repair
+from gspo_hpc.planning.fixes.change import Change, Fix
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SERVER = "rollout.mode=server rollout.tensor_parallel_size=3"
@@ -128,3 +129,17 @@ def test_of_the_layouts_that_suggest_ranks_the_nearest_is_offered(preset: str, s
     """Without it these plans were offered a layout without room, seven changes and more, or other GPUs."""
     fixes = offered(preset, settings)
     assert place(fixes, wanted) <= 1, [str(fix) for fix in fixes]
+
+
+@pytest.mark.parametrize(("nearest", "told"), [(1.5, False), (2.5, True)])
+def test_what_leaves_room_is_told_only_where_nothing_nearer_does(
+    nearest: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three fixes of other settings, the first fits only just, and the second, as it is, leaves room."""
+    changes = [Change("batch.global_batch_size", 64, size) for size in (96, 128, 256)]
+    tight, roomy, more = (Fix((change,), place == 0) for place, change in enumerate(changes))
+    distances = {tight: 3.0, roomy: nearest, more: 2.0}
+    monkeypatch.setattr(Fix, "distance", property(distances.__getitem__))
+    monkeypatch.setattr(beside, "roomier", lambda search, fix: more if fix is tight else None)
+    search: Any = None  # of roomier, which answers without
+    assert beside.with_roomier(search, [tight, roomy]) == ([tight, more, roomy] if told else [tight, roomy])

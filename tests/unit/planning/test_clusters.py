@@ -271,7 +271,7 @@ def test_what_to_lower_leaves_what_is_said(model: str, nodes: int, gpus: int, gp
     config, said = made(model, nodes, gpus, gpu), 0
     for layout in layouts.find(config, limit=20):
         for text in (text for text in layout.reasons if "if memory runs out" in text):
-            if "only more GPUs" in text:
+            if "more GPUs" in text:
                 continue
             *words, _, left = text.split("if memory runs out: ")[1].split()
             chosen = with_all(config, layout.settings)
@@ -293,7 +293,46 @@ def test_gradients_in_16_bits_are_not_offered_where_a_step_needs_more_with_them(
     """Each rank has an optimizer of its own, and its step is the fullest phase: copies in fp32 outweigh the saving."""
     texts = [text for layout in layouts.find(made(model, nodes, gpus, gpu), limit=10) for text in layout.reasons]
     lower = [text.split("if memory runs out: ")[1] for text in texts if "if memory runs out" in text]
-    assert lower and set(lower) == {"only more GPUs or a smaller model help"}
+    assert lower and all("with adapter.type=lora" in text and "GPUs with more memory" in text for text in lower)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu", "adapters"),
+    [("Qwen3-8B", 4, "A100-40GB", True), ("Qwen3-30B-A3B", 8, "H100", True), ("Qwen2.5-32B", 8, "H100", True)],
+)
+def test_adapters_are_named_where_they_leave_room(model: str, gpus: int, gpu: str, adapters: bool) -> None:
+    """What leaves more is named with what it leaves, and it does: of that layout, and by the plan."""
+    config = made(model, 1, gpus, gpu, rollout={"max_response_length": 4096})
+    texts = [text for layout in layouts.find(config, limit=3) for text in layout.reasons if "memory runs out" in text]
+    assert texts and not any("only" in text for text in texts)
+    named = [text for text in texts if "adapter.type=lora" in text]
+    assert bool(named) == adapters
+    adapted = with_value(config, "adapter.type", "lora")
+    best = layouts.find(adapted, limit=1)[0]
+    assert all(f"layout of the same GPUs leaves {phases.percent(best.headroom)};" in text for text in named)
+    assert make_plan(with_all(adapted, best.settings)).valid and best.risk == "comfortable"
+    kept = layouts.find(config, limit=3, others=frozenset({"adapter.type"}))
+    assert not any("adapter.type" in text for layout in kept for text in layout.reasons)
+
+
+def test_a_layout_with_adapters_keeps_what_the_others_keep() -> None:
+    key = "parallel.tensor_model_parallel_size"
+    config = made("Qwen3-8B", 1, 4, "A100-40GB", rollout={"max_response_length": 4096}, parallel={key.split(".")[1]: 2})
+    free, kept = (layouts.Search(config, keep).adapted for keep in (frozenset[str](), frozenset({key})))
+    assert free is not None and free.config.parallel.tensor_model_parallel_size > 2
+    assert kept is not None and kept.config.parallel.tensor_model_parallel_size == 2
+
+
+def test_what_is_kept_is_not_named_as_what_to_lower() -> None:
+    """Neither what suggest may choose, nor what it changes in no layout."""
+    config, key = made("Qwen3-8B", 1, 4, "A100-80GB"), frozenset({"optimizer.grad_reduce_in_fp32"})
+
+    def named(keep: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> bool:
+        texts = [text for layout in layouts.find(config, keep, 20, others=others) for text in layout.reasons]
+        assert any("memory runs out" in text for text in texts)
+        return any("grad_reduce_in_fp32=false" in text for text in texts)
+
+    assert named() and not named(keep=key) and not named(others=key)
 
 
 def test_what_is_short_is_memory_where_no_engine_holds_the_weights() -> None:

@@ -107,3 +107,53 @@ def test_no_number_is_advised_that_would_be_refused(setting: str, told: str) -> 
 def test_engines_are_told_the_range_where_no_number_that_may_be_meant_is_in_it() -> None:
     (broken,) = make_plan(from_dict({"rollout": {"engine": {"gpu_memory_utilization": "150%"}}})).broken
     assert broken.message.endswith("(150%) must be above 0 and at most 1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told", "first"),
+    [
+        ("kv_cache_dtype", "fp9", "must be one of auto, ", "fp8"),
+        ("quantization", "fp8_per_tensr", "must be one of awq, ", "fp8_per_tensor"),
+        ("quantization", "foo", "must be one of awq, ", None),
+        ("enforce_eager", "maybe", "must be true or false for vLLM", None),
+        ("load_format", "dumy", "must be one of auto, ", "dummy"),
+        ("max_num_scheduled_tokens", "16k", "must be a whole number for vLLM", 16000),
+        ("max_lora_rank", 24, "must be one of 1, 8, 16, ", 32),
+        ("watermark", "much", "must be a number for vLLM", None),
+    ],
+)
+def test_values_that_the_installed_vllm_does_not_have(key: str, value: Any, told: str, first: Any) -> None:
+    """vLLM is read, not imported: nothing of it is loaded by a plan."""
+    config = from_dict({"rollout": {"engine": {key: value}}})
+    (broken,) = make_plan(config).broken
+    assert broken.rule == "engine_argument_value" and told in broken.message and "installed here" in broken.message
+    assert (f"nearest: {first}" in broken.message or f"write {first}" in broken.message) == (first is not None)
+    assert search.find(config)[0].changes[0].value == first
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("kv_cache_dtype", one) for one in ("auto", "fp8", "bfloat16")),
+        *(("quantization", one) for one in ("fp8", "FP8", "compressed-tensors", None)),
+        *(("enforce_eager", one) for one in (True, False, "yes", 0)),
+        *(("load_format", one) for one in ("dummy", "safetensors")),
+        *(("max_lora_rank", one) for one in (8, 512)),
+        *(("hf_overrides", one) for one in ({"head_dtype": "float32"}, "x")),
+        ("compilation_config", {"mode": 3}),
+    ],
+)
+def test_values_that_the_installed_vllm_has(key: str, value: Any) -> None:
+    assert make_plan(from_dict({"rollout": {"engine": {key: value}}})).broken == ()
+
+
+def test_what_estimates_leave_aside_is_said() -> None:
+    def notes(**engine: Any) -> list[str]:
+        found = make_plan(from_dict({"model": {"dtype": "bfloat16"}, "rollout": {"engine": engine}})).notes
+        return [text for text in found if "not counted" in text]
+
+    assert notes() == notes(kv_cache_dtype="auto") == notes(kv_cache_dtype="bfloat16", quantization=None) == []
+    (both,) = notes(kv_cache_dtype="fp8", quantization="fp8")
+    assert both.startswith("rollout.engine.kv_cache_dtype (fp8) and rollout.engine.quantization (fp8) are not counted")
+    (one,) = notes(kv_cache_dtype="fp8")
+    assert one.startswith("rollout.engine.kv_cache_dtype (fp8) is not counted") and "a cache in bfloat16" in one

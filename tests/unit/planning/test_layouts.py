@@ -6,6 +6,8 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from gspo_hpc.planning.estimates.phases import exceeds, percent
 from gspo_hpc.planning.fixes import search as fixes_of
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.settings import value_of, with_value
+from gspo_hpc.planning.suggest import cuts
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if "gpu:" in path.read_text())
@@ -154,8 +157,23 @@ def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cluster.gpu says which GPUs there are: give one of" in capsys.readouterr().err
     assert main.main(["suggest", preset, "cluster.platform=cpu"]) == 2
     assert "cluster.platform is cpu, and layouts are chosen for GPUs" in capsys.readouterr().err
-    assert main.main(["suggest", preset, "model.path=no/such-model"]) == 2
-    assert "the sizes of the model are not known" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_known_gets_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would make its sizes known, as far as that can be told from a name, a folder or a file."""
+    (odd := tmp_path / "odd").mkdir()
+    (broken := tmp_path / "broken").mkdir()
+    (odd / "config.json").write_text('{"model_type": "mamba"}')
+    (broken / "config.json").write_text("[")
+    for path, told in (
+        ("no/such-model", "give a local folder with the model's config.json\n"),
+        ("Qwen/Qwen3-9B", "config.json; nearest model whose config comes with gspo_hpc: Qwen3"),
+        (str(odd), "can be suggested: config.json: num_hidden_layers is missing\n"),
+        (str(broken), f"{broken / 'config.json'} is not a readable JSON object\n"),
+    ):
+        assert main.main(["suggest", str(CONFIGS / "qwen2.5_7b_tp2.yaml"), f"model.path={path}"]) == 2
+        error = capsys.readouterr().err
+        assert "the sizes of the model are not known, so no layout can be suggested" in error and told in error, error
 
 
 def test_the_page_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,3 +316,32 @@ def test_the_memory_of_a_card_is_enough_for_a_layout(
     assert f"times assume that they are as fast as {like}" in page and "does not hold" in page
     assert main.main(["suggest", str(written), "--json"]) == 0
     assert {layout["rates_of"] for layout in json.loads(capsys.readouterr().out)} == {like}
+
+
+def test_no_pipeline_has_more_than_32_stages() -> None:
+    """A model of 64 layers on 128 GPUs could have one of 64, of which every stage waits most of the time."""
+    cluster = {"gpu": "H100", "nodes": 16, "gpus_per_node": 8}
+    config = from_dict({"model": {"path": "Qwen/Qwen2.5-32B"}, "cluster": cluster})
+    search = layouts.Search(config)
+    every = cuts.every(search.arch, config, frozenset(), search.models)
+    assert max(cut.parallel.pipeline_model_parallel_size for cut in every) == 32
+
+
+@pytest.mark.parametrize(
+    ("headroom", "preference", "slower", "memory", "preferred"),
+    [
+        (0.048, 2.0, 1.02, False, True),  # which alone is enough
+        (0.0, 0.0, 1.02, True, False),
+        (0.0, 2.0, 1.02, True, False),  # memory alone is enough, and comes first
+        (0.0, 2.0, 1.23, True, True),  # neither alone
+    ],
+)
+def test_of_memory_and_preference_the_one_that_decides_is_named(
+    headroom: float, preference: float, slower: float, memory: bool, preferred: bool
+) -> None:
+    def candidate(seconds: float, headroom: float, preference: float) -> Any:
+        times, memory = SimpleNamespace(rollout=seconds), SimpleNamespace(headroom=headroom)
+        return SimpleNamespace(times=times, memory=memory, costs={"more tensor parallelism": preference})
+
+    text = layouts._before_faster(candidate(slower, 0.05, 0.0), [candidate(1.0, headroom, preference)])
+    assert ("leaves only" in text) == memory and ("has more tensor parallelism" in text) == preferred, text

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gspo_hpc.config.derived import Passes, pass_sizes, passes_needed
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
+from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import PlanError, make_plan, max_steps
 
 
@@ -435,3 +436,10 @@ def test_json_has_only_plain_values() -> None:
     assert found["layout"]["data_parallel_size"] == 8
     assert {"valid", "quantities", "broken", "layout"} <= found.keys()
     assert found["memory"] is None  # of no GPU that is named
+
+
+@pytest.mark.parametrize(("name", "given", "whole"), [("top_k", 20, -1), ("top_p", 0.9, 1.0)])
+def test_both_ways_to_sample_the_whole_distribution_are_offered(name: str, given: float, whole: float) -> None:
+    """One of them gave no fix, for sizes are above 0 and -1 is none."""
+    fixes = search.find(from_dict({"rollout": {name: given, "temperature": 0.8}}))
+    assert {str(fix) for fix in fixes[:2]} == {f"rollout.{name}={whole}", "rollout.temperature=1.0"}

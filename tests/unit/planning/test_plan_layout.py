@@ -289,7 +289,7 @@ def test_the_longest_sequence_fits_the_positions(tmp_path: Path) -> None:
     long = {"max_prompt_length": 1024, "max_response_length": 1025}
     assert with_model(tmp_path, {}, long) == {POSITIONS}
     assert with_model(tmp_path, {}, long | {"max_response_length": 1024}) == set()
-    assert with_model(tmp_path, {}, long, rope_scaling={"rope_type": "yarn", "factor": 2.0}) == set()
+    assert with_model(tmp_path, {}, long, rope_scaling={"rope_type": "linear", "factor": 2.0}) == set()
     assert with_model(tmp_path, {}, long, rope_parameters={"rope_type": "default", "rope_theta": 1e4}) == {POSITIONS}
 
 

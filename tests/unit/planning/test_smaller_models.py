@@ -322,3 +322,11 @@ def test_layouts_are_those_that_are_found_with_nothing_left_out_before_its_rules
             assert layouts.Search(config).ranked(3) == found
         counts.add(len(found))
     assert {0, 3} <= counts
+
+
+def test_a_token_budget_that_is_kept_is_made_no_larger() -> None:
+    """Otherwise every remedy would begin with one that holds the longest sequence."""
+    config, key = made("Qwen3-14B", 1, 1, batch={"micro_batch_tokens": 512}), "batch.micro_batch_tokens"
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    assert remedies._budgets(config, remedies.Asked()) == {key: longest}
+    assert remedies._budgets(config, remedies.Asked(frozenset({key}))) == {}

@@ -154,3 +154,14 @@ def test_layouts_of_remedies_are_ranked_for_the_responses_that_were_asked_for(mo
 
     monkeypatch.setattr(layouts.Search, "ranked", ranked)
     assert remedies.find(made("Qwen/Qwen3-32B", 1, 2, batch=BATCH), response_tokens=321.0) == [] and asked == {321.0}
+
+
+def test_more_machines_are_whole_nodes() -> None:
+    """A node is filled before there are two, and nodes that are not full become more only where there are several."""
+    assert remedies._machines(1, 4)[:3] == [(1, 8), (2, 8), (3, 8)]
+    assert all(gpus == 8 for _, gpus in remedies._machines(1, 4))
+    assert remedies._machines(1, 1)[:3] == [(1, 2), (1, 4), (1, 8)]
+    several = remedies._machines(2, 4)
+    assert several[:3] == [(3, 4), (2, 8), (4, 4)] and (3, 8) in several
+    assert [nodes * gpus for nodes, gpus in several] == sorted(nodes * gpus for nodes, gpus in several)
+    assert max(nodes for nodes, _ in several) == 64
