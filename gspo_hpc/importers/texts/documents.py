@@ -299,7 +299,7 @@ def from_python(text: str, place: Path | None = None) -> Found:
     """Return the run whose GRPOConfig a Python file makes. Raises ValueError if it makes none."""
     run = python_source.read(text, place)
     if not run.values:
-        python_source.refuse_others(run)
+        raise ValueError(python_source.why_not_read(run))
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
     note = f"the GRPOConfig in line {run.line} is read, and what the file does with it; the rest of the file is not"
     return with_python(Found("trl", values, {}, [], (note,)), run, "the file")

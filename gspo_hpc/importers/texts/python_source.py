@@ -307,22 +307,23 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def refuse_others(run: PythonRun) -> None:
-    """Raise ValueError for a file that makes no GRPOConfig, with what it is instead."""
+def why_not_read(run: PythonRun | None) -> str:
+    """Return why a file that makes no GRPOConfig is not read, with what it is instead. None: a file without text."""
     write = "write GRPOConfig(name=value, ...) in its place"
+    none = "a Python file is read for the GRPOConfig that it makes, and there is none in it"
+    if run is None:
+        return none
     if run.unread:
-        raise ValueError(f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}")
+        return f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}"
     if run.parses:
-        raise ValueError("it takes its GRPOConfig from the command line: give that command, or the YAML that it reads")
+        return "it takes its GRPOConfig from the command line: give that command, or the YAML that it reads"
     if run.absent and run.from_trl:
-        raise ValueError(run.absent)
+        return run.absent
     if run.trainer == trainers.TRAINER:
-        raise ValueError(f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}")
+        return f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}"
     if run.trainer and run.from_trl:
         why = trl_kinds.other_trainer(run.trainer, f"a {_CONFIG}")
-        raise ValueError(why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}")
+        return why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}"
     if any(module.partition(".")[0] == "swift" for module in run.imports):
-        raise ValueError(
-            "of ms-swift, commands and YAML are read: write the arguments of this file's run as one of these"
-        )
-    raise ValueError("a Python file is read for the GRPOConfig that it makes, and there is none in it")
+        return "of ms-swift, commands and YAML are read: write the arguments of this file's run as one of these"
+    return none

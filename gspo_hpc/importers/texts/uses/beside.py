@@ -63,6 +63,20 @@ def merged(module: ast.Module, place: Path | None, depth: int = 0) -> Merged:
     return found._replace(module=ast.Module(body, module.type_ignores))
 
 
+def hands_on(text: str) -> bool:
+    """Tell whether a Python file imports modules that are neither Python's own nor of a package that is known.
+
+    It may hand the rest to one of them. A text that Python cannot parse does not.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    roots = {item.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for item in node.names}
+    known = LIBRARIES | sys.stdlib_module_names
+    return not roots <= known or any(isinstance(node, ast.ImportFrom) and not _is_known(node) for node in nodes)
+
+
 def _is_known(node: ast.ImportFrom) -> bool:
     """Tell whether a module is one of Python's own or of a package that is known."""
     root = (node.module or "").partition(".")[0]
