@@ -316,7 +316,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     theirs = {name: value for name, value in found.values.items() if name in run.own.names and not table.has(name)}
     values = {name: value for name, value in values.items() if name not in idle and name not in theirs}
     notes = [*found.notes, *(f"of {file}, {', '.join(names)} is read, too" for file, names in run.files.items())]
-    notes += [f"{word}: {run.absent}"] if run.absent else []
+    notes += [f"{word}: {text}" for text in (run.absent, run.repeats) if text]
     if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
     if run.doubts:
@@ -331,7 +331,8 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
-        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted,
+        values=values, variables=around, notes=tuple(notes), left=left, doubted=doubted,
+        doubts=(*run.doubts, *([run.repeats] if run.repeats else [])),
         unknown={**found.unknown, **run.reasons},
     )  # fmt: skip
 
