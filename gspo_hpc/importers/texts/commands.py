@@ -73,22 +73,26 @@ def from_command(
                 others.append(f"{' '.join(pair)} is no reinforcement learning: convert reads {pair[0]} rlhf")
             return None
         if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
-            return run_of("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+            return run_of(
+                "swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place, own=()
+            )
         if pair == ("swift", "rlhf") or re.search(r"(^|[/.])cli[./]rl(hf|ft)(\.py)?$", word):
-            return run_of("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+            return run_of(
+                "swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place, own=()
+            )
         if match := re.search(r"(^|/)swift/cli/(_megatron/)?(sft|pt)\.py$", word):
             program = "megatron" if match[2] else "swift"
             others.append(f"{word} is no reinforcement learning: convert reads {program} rlhf")
             return None
         if pair == ("trl", "grpo"):
-            return run_of("trl", command, number, number + 2, commands, place)
+            return run_of("trl", command, number, number + 2, commands, place, own=())
         if pair[0] == "trl" and len(pair) > 1 and (why := trl_kinds.other_trainer(" ".join(pair), "trl grpo")):
             others.append(why)
             return None
         if theirs and number == theirs.launched:
             table, note = programs.table(command, theirs, source)
             either = programs.either(command, theirs)
-            found, *both = (run_of(one, command, number, theirs.first, commands, place) for one in (table, *either))
+            found, *both = (run_of(one, command, number, theirs.first, commands, place, ()) for one in (table, *either))
             return found._replace(notes=(note, *found.notes), possible=tuple(both))
         if source in ("swift", *documents.SWIFTS) and word.endswith(".py") and _trains_with_trl(words[number + 1 :]):
             others.append(f"{word} has arguments of TRL, and no --rlhf_type, which ms-swift needs")
@@ -98,7 +102,7 @@ def from_command(
             return run_of("verl", command, number, number + 1, commands, place)
         entry = words[number - 1] in modules.FLAGS if number else False
         if entry and module == "trl.scripts.grpo":
-            return run_of("trl", command, number, number + 1, commands, place)
+            return run_of("trl", command, number, number + 1, commands, place, own=())
         if entry and module.startswith("trl.") and (why := trl_kinds.other_trainer(module, "trl.scripts.grpo")):
             others.append(why)
             return None
@@ -181,7 +185,8 @@ def _from_python_file(
             found = found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
             return documents.with_python(found, run, word)
         if run.parses:
-            return documents.with_python(run_of("trl", command, number, number + 1, commands, place), run, word)
+            own = None if run.absent else run.own.names
+            return documents.with_python(run_of("trl", command, number, number + 1, commands, place, own), run, word)
         if run.from_trl and run.absent and run.trainer == TRAINER:  # the class is one of GRPOConfigs
             return documents.with_python(run_of("trl", command, number, number + 1, commands, place), run, word)
         if run.from_trl and (why := trl_kinds.other_trainer(run.trainer, "a GRPOConfig")):

@@ -38,6 +38,7 @@ _INTERPOLATION = re.compile(
 )
 # Arguments of a run, which no config of a launcher has.
 _TRAINING = ("model_name_or_path", "learning_rate", "per_device_train_batch_size", "output_dir", "num_generations")
+_MAPPINGS = re.compile(r"(_kwargs|_config|_groups|^deepspeed|^env|^ENV)$")  # arguments that may be mappings
 _VERLS_SFT = {"data", "model", "optim", "trainer"}  # groups of its config
 _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
@@ -279,8 +280,21 @@ def _workers(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 def nearest_project(given: Mapping[str, Any]) -> str:
     """Return the project that knows most of these arguments. Raises ValueError if they do not show it."""
     names = {str(name) for name in given}
+    whole = [name for name in names if isinstance(given.get(name), Mapping) and not _MAPPINGS.search(name)]
+    if target := next((text for text in _targets(given) if text.startswith("verl.")), ""):
+        raise ValueError(
+            f"this is a part of verl's own config ({target}), without actor_rollout_ref: convert reads the whole, or "
+            "the command"
+        )
     if _VERLS_SFT <= names or "partial_pretrain" in (given["model"] if isinstance(given.get("model"), Mapping) else ()):
         raise ValueError("this is a config of verl's supervised trainer: convert reads verl.trainer.main_ppo with grpo")
+    names -= {*whole}  # sections of somebody's own: no argument of these projects is a mapping with such a name
+    for name in whole:
+        if inner := sorted(trl_kinds.signs(map(str, given[name])), key=[*map(str, given[name])].index):
+            raise ValueError(
+                f"{name}.{inner[0]}: arguments of TRL or ms-swift in a section of somebody's own, which only its "
+                "script reads: give them at the top of the YAML, by the project's names"
+            )
     counts = {project: len(tables.load(project).known & names) for project in ("swift", "trl")}
     if "rlhf_type" in names:
         counts["swift"] += len(names)
@@ -293,6 +307,11 @@ def nearest_project(given: Mapping[str, Any]) -> str:
     if counts[best] < 2 or counts["swift"] == counts["trl"] or few:
         raise ValueError("these arguments do not show whose they are; name the project with --from swift, verl or trl")
     return best
+
+
+def _targets(raw: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the classes that a config of Hydra says its groups are made into."""
+    yield from (str(value) for name, value in flatten(raw) if name.rpartition(".")[2] == "_target_")
 
 
 def from_python(text: str, place: Path | None = None) -> Found:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import tables
-from gspo_hpc.importers.inputs import flatten, options
+from gspo_hpc.importers.inputs import completed, flatten, options
 from gspo_hpc.importers.scripts.expansion import open_words
 from gspo_hpc.importers.scripts.places import plain_path
 from gspo_hpc.importers.scripts.scope import is_unset
@@ -26,8 +26,19 @@ _HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 _ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 
 
-def run_of(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
-    """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
+def run_of(
+    source: str,
+    command: Command,
+    launched: int,
+    first: int,
+    commands: list[Command],
+    place: Path,
+    own: Collection[str] | None = None,
+) -> Found:
+    """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`.
+
+    `own`: the options that its parser has beside the project's, None if they are not known.
+    """
     words, command = command.words, handed_on.followed(command, launched)
     variables, perhaps, notes = handed_on.environment(command, source)
     launcher, _ = options(words[:launched])
@@ -45,6 +56,9 @@ def run_of(source: str, command: Command, launched: int, first: int, commands: l
         values = _overrides(words[first:], variables, left, places, place, command.files)
     else:
         values, before = options(words[first:])
+        if own is not None:
+            values, taken = completed(values, tables.load(source).known | {*own})
+            notes += [f"--{name}: taken for --{whole}, which alone begins so" for name, whole in taken.items()]
         _positional(source, values, before, variables, left, places, place, command.files, command.might)
     for word in [word for word in left if left[word] == open_words.UNSET]:
         variable = match[1] if (match := open_words.VARIABLE.fullmatch(word)) else ""
