@@ -1,7 +1,7 @@
 """Refusals say what is there: a project by what is launched, a YAML by its keys; options are known by their beginning.
 
 Takes four seconds. It would catch a run that is called another project's for a word in it, a YAML of somebody's own
-that is called ms-swift's, an option that argparse takes and convert refuses, and a shell of srun's that is not followed.
+that is called ms-swift's, an option that argparse takes and convert refuses, and what srun starts and is not followed.
 """
 
 from __future__ import annotations
