@@ -210,7 +210,7 @@ def _converted(text: str, found: Found, gpus: int | None, rows: int | None, fold
             f"no argument of {project} that says how to train is in it, so there is nothing to convert{why}"
         )
     _refuse_untold(project, [argument for argument in told if argument.keys], left)
-    _refuse_lost(draft, {key for argument in told if argument.name not in draft.lost for key in argument.keys})
+    _refuse_lost(draft, {key for argument in told for key in argument.keys})
     if config.model.path is not None and "seed-oss" in config.model.path.lower():
         draft.differs.append(
             f"{config.model.path}: updates have the dropout of its config.json there (0.1 where it gives none), and "

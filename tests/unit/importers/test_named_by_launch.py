@@ -136,11 +136,11 @@ def test_the_beginning_of_one_option_is_taken_for_it(
 
 
 def test_a_beginning_without_the_sign_between_words_is_that_of_two_options() -> None:
-    """HfArgumentParser has --loss_type and --loss-type, of which --loss is the beginning."""
+    """HfArgumentParser has --importance_sampling_level and --importance-sampling-level, which both begin so."""
     found = convert(f"{SWIFT} --loss_ dapo --epsilon_hi 0.28\n", name="run.sh", gpus=1)
     assert found.config.algorithm.clip_high == 0.28
-    other = convert(f"{SWIFT} --loss dapo\n", name="run.sh", gpus=1)
-    assert [item.given for item in other.strange] == ["--loss dapo"]
+    other = convert(f"{SWIFT} --importance sequence\n", name="run.sh", gpus=1)
+    assert [item.given for item in other.strange] == ["--importance sequence"]
 
 
 STEP = "#SBATCH --nodes=2\nA=$(scontrol show hostnames | head -n 1)\n"
@@ -162,9 +162,7 @@ def test_nodes_of_a_job_are_known_in_what_srun_starts(text: str, nodes: int) -> 
 
 
 def test_what_a_variable_of_the_job_is_changed_to_is_not_known_there() -> None:
-    text = (
-        f'{STEP}export SLURM_NNODES=7\nsrun bash -c "NNODES=\\$SLURM_NNODES NPROC_PER_NODE=4 MASTER_ADDR=$A {SWIFT}"\n'
-    )
+    text = f'{STEP}export SLURM_NNODES=7\nbash -c "NNODES=\\$SLURM_NNODES NPROC_PER_NODE=4 MASTER_ADDR=$A {SWIFT}"\n'
     assert convert(text, name="run.sh").open == ("NNODES=$SLURM_NNODES",)
 
 

@@ -113,6 +113,11 @@ def test_a_run_of_which_no_size_rate_or_objective_is_known_is_refused(doubt: str
         convert(text, gpus=1)
 
 
+def test_an_argument_that_is_null_is_no_value_that_is_not_known() -> None:
+    text = "# GRPO trainer config\nmodel_name_or_path: m\ndataset_name: d\nlearning_rate: null\nmax_steps: null\n"
+    assert not convert(text, name="run.yaml", gpus=1).open
+
+
 def test_unknown_variables_of_a_script_are_values_that_are_not_known() -> None:
     command = "swift rlhf --rlhf_type grpo --model m --dataset d.jsonl --learning_rate $1 --num_generations $2"
     with pytest.raises(ValueError, match="and so is all that says how ms-swift trains"):

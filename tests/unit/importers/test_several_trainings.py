@@ -54,6 +54,7 @@ def test_a_file_that_trains_several_times_is_refused(text: str, where: str) -> N
             f"for d in [a, b]:\n    try:\n        {TRAIN}        break\n    except ValueError:\n        pass\n",
             "line 3: for",
         ),
+        (f"for d in [a, b]:\n    {TRAIN}    if ok(d):\n        break\n", "line 3: for d in [a, b]"),
         (f"for d in [a, b]:\n    if d in sys.argv:\n        {TRAIN}", "line 3: for d in [a, b]"),
         (f"{RUN}run(a)\nif x:\n    run(b)\n", "lines 5 and 7: run(a) and run(b)"),
     ],
