@@ -118,7 +118,7 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
     left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left | changes.left
-    for name in trainers.own(tree):
+    for name in (*trainers.own(tree), *theirs):
         left |= trainers.of_class(tree, name, theirs)
     for call in objects.trainers():
         left |= trainers.of_class(tree, called(call), theirs)

@@ -60,6 +60,14 @@ def test_a_loss_in_a_file_beside_is_refused_as_in_the_same_file(
     )
 
 
+def test_a_class_that_a_condition_chooses_is_read(tmp_path: Path) -> None:
+    text = "from own import Own\nchosen = Own if v else GRPOTrainer"
+    with pytest.raises(ValueError, match=r"^own\.py, line 3: Own overrides compute_loss"):
+        of(tmp_path, text, "chosen", own=OWN + LOSS)
+    found = of(tmp_path, text, "chosen", own=OWN + LOGS)
+    assert found.config.optimizer.lr == 1e-6 and "own.py, class Own: log" in {item.given for item in found.left}
+
+
 def test_a_script_that_starts_the_file_is_refused_with_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN + LOSS)
     (tmp_path / "run_it.py").write_text(RUN.format(imports="from own import Own", name="Own"))

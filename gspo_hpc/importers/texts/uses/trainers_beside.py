@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_hpc.importers.texts import trainers
-from gspo_hpc.importers.texts.syntax import Tree, base_name, called
+from gspo_hpc.importers.texts.syntax import Tree, base_name
 from gspo_hpc.importers.texts.uses.beside import is_known, parse, path_of, statements
 
 _DEEPEST = 6  # files that import from each other
@@ -38,11 +38,10 @@ class TrainerBeside:
 
 
 def of_file(tree: Tree, place: Path | None, depth: int = 0) -> dict[str, TrainerBeside]:
-    """Return the trainers that a file calls or derives classes from, by its names for them. `place`: the file."""
+    """Return the trainers that a file uses, whatever for, by its names for them. `place`: the file."""
     if place is None or depth > _DEEPEST:
         return {}
-    used = {called(call) for call in tree.calls if isinstance(call.func, ast.Name)}
-    used |= {base_name(base) for own in tree.classes.values() for base in own.bases}
+    used = {node.id for node in tree.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     found: dict[str, TrainerBeside] = {}
     for node in tree.nodes:
         for item in node.names if isinstance(node, ast.ImportFrom) and not is_known(node) else ():
