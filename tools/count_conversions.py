@@ -4,7 +4,8 @@ FOLDER holds checkouts, each named as in the first column; those that are not th
 
     git clone --branch v0.9.0 --depth 1 https://github.com/verl-project/verl FOLDER/verl
 
-`--set second` reads the checkouts that second_checkouts.yaml lists, each at its commit. Files are read, never run.
+`--set second` reads the checkouts that second_checkouts.yaml lists, each at its commit, and `--set every` every folder
+in FOLDER: all files with words of a launch, of those with the same text the first. Files are read, never run.
 `--half judge` keeps the half of the files of the first set, by a hash of their paths, by which the converters were not
 changed; `--sample N` names N converted files at random, to be read by hand beside what they are converted to.
 """
@@ -38,6 +39,7 @@ class Checkout:
     commit: str = ""  # what is checked out, where it is not a clone with its own history
     most: int = 10**6  # so many runs, the first by a hash of their places
     of: str = ""  # the project whose runs are in it, where rows are summed up by project
+    code: str = ""  # pattern of the text of a Python file that is a run, where it is another
 
 
 _RL = r"GRPO|RLOO|trl grpo|gspo\.py|grpo\.py"
@@ -59,6 +61,24 @@ CHECKOUTS = {
     "open-instruct": Checkout(("configs", "scripts"), _OTHER, r"open_instruct|checkpointing_steps", "open-instruct"),
 }
 _LAUNCH = r"main_\w*(ppo|dapo)|rlhf_type[ =]+['\"]?grpo|trl grpo|grpo\w*\.py|GRPOConfig\(|num_generations"
+
+# Words of a launch in a file of any checkout; and what makes TRL's config or trainer, without what defines these.
+_ANY_LAUNCH = (
+    r"main_\w*(ppo|dapo|grpo)|rlhf_type|trl grpo|grpo\w*\.py|GRPOConfig\(|num_generations|verl\.trainer|adv_estimator|"
+    r"train_grpo|trl vllm-serve|swift rlhf|grpo_train"
+)
+_ANY_CODE = r"(?s)^(?!.*class GRPO(Trainer|Config)).*GRPO(Config|Trainer)\("
+
+
+def every_checkout(folder: Path) -> dict[str, Checkout]:
+    """Return all folders in a folder as checkouts, of which every file with words of a launch counts."""
+    return {
+        path.name: Checkout(
+            (".",), r"\.(sh|bash|slurm|sbatch|ya?ml|py)$", _ANY_LAUNCH, code=_ANY_CODE, of="every checkout"
+        )
+        for path in sorted(folder.iterdir())
+        if path.is_dir()
+    }
 
 
 def second_set() -> dict[str, Checkout]:
@@ -106,7 +126,7 @@ def runs(folder: Path, checkout: str, about: Checkout) -> Iterator[Run]:
         text = path.read_text(encoding="utf-8", errors="replace")
         place = path.relative_to(folder).as_posix()
         if path.suffix != ".md":
-            if re.search(about.texts, text):
+            if re.search(about.code if about.code and path.suffix == ".py" else about.texts, text):
                 yield Run(place, path.parent, path.name, text)
             continue
         for match in re.finditer(r"^( *)```(?:python|bash|sh|shell|yaml)\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE):
@@ -157,7 +177,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--set", choices=["first", "second"], default="first", help="of checkouts")
+    parser.add_argument("--set", choices=["first", "second", "every"], default="first", help="of checkouts")
     parser.add_argument("--half", choices=["tune", "judge"], help="only the files of this half")
     parser.add_argument("--only", metavar="NAME", help="only this checkout")
     parser.add_argument("--plans", action="store_true", help="also count the configs that plan accepts as they are")
@@ -171,11 +191,16 @@ def main() -> None:
     print("| checkout | version | runs | exact | open | refused | refused by its name |\n|---|---|---|---|---|---|---|")
     everything: list[Outcome] = []
     sums: dict[str, collections.Counter[str]] = {}
-    for checkout, about in (CHECKOUTS if args.set == "first" else second_set()).items():
+    sets = {"first": CHECKOUTS, "second": second_set()}
+    texts = set[str]()  # of files that are counted
+    for checkout, about in (sets.get(args.set) or every_checkout(args.folder)).items():
         if not (args.folder / checkout).is_dir() or args.only not in (None, checkout):
             continue
         given = [run for run in runs(args.folder, checkout, about) if args.half in (None, half_of(run.place))]
         given = first_of(given, about.most)
+        if args.set == "every":  # forks hold the same files
+            given = [*{run.text: run for run in reversed(given) if run.text not in texts}.values()][::-1]
+            texts |= {run.text for run in given}
         found = [outcome(run) for run in given]
         everything += found
         counts = collections.Counter(item.kind for item in found)

@@ -34,6 +34,11 @@ _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "par
 _WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
 # Keys that say on which GPUs engines run, which is not how a run trains either.
 _WHERE = {"rollout.mode", "rollout.engines_per_node", "rollout.tensor_parallel_size"}
+# Keys of which a run says at least one, if it says any: where all that it says is not known, the rest are defaults.
+_HOW = {
+    *("batch.micro_batch_size", "batch.global_batch_size", "batch.num_generations", "rollout.max_response_length"),
+    *("rollout.temperature", "optimizer.lr", "run.max_steps", "adapter.rank"),
+}
 _DATA = {"dataset", "dataset_name", "dataset_mixture", "datasets"}
 
 
@@ -205,6 +210,7 @@ def _converted(text: str, found: Found, gpus: int | None, rows: int | None, fold
             f"no argument of {project} that says how to train is in it, so there is nothing to convert{why}"
         )
     _refuse_untold(project, [argument for argument in told if argument.keys], left)
+    _refuse_lost(draft, {key for argument in told for key in argument.keys})
     if config.model.path is not None and "seed-oss" in config.model.path.lower():
         draft.differs.append(
             f"{config.model.path}: updates have the dropout of its config.json there (0.1 where it gives none), and "
@@ -279,6 +285,20 @@ def _refuse_untold(project: str, told: Iterable[Argument], left: Iterable[Argume
         raise ValueError(
             f"{words[0]}: known only when the script runs, and no other argument of {project} says how it trains: "
             "write NAME=VALUE for each argument in its place"
+        )
+
+
+def _refuse_lost(draft: Draft, told: Collection[str]) -> None:
+    """Raise ValueError where a run gives no size, rate or objective whose value is known: the rest are defaults.
+
+    `told`: keys of ours that arguments with known values decide.
+    """
+    lost = [name for name, keys in draft.lost.items() if is_unset(draft.values.get(name)) and _HOW & {*keys}]
+    if lost and not any(key in _HOW or key.startswith("algorithm.") for key in {*told} - _WHICH):
+        labels = ", ".join(draft.label(name) for name in lost[:3]) + (f" and {len(lost) - 3} more" if lost[3:] else "")
+        raise ValueError(
+            f"{labels}: known only when the script runs, and so is all that says how {draft.source.project} trains: "
+            "write the values in their places"
         )
 
 

@@ -65,7 +65,7 @@ class Draft:
         self.served: Mapping[str, Any] = {}  # arguments of the command that starts a generation server
         self._open, self._taken = set[str](), set[str]()  # known only when the script runs; read by a converter
         self._older: dict[str, str] = {}
-        self._nulls: dict[str, list[str]] = {}  # argument that is null or empty -> our keys that it would decide
+        self.lost: dict[str, list[str]] = {}  # argument that is null, empty or not known -> our keys it would decide
 
     def rename(self) -> None:
         """Read arguments that had another name in earlier versions by their present one."""
@@ -233,8 +233,8 @@ class Draft:
         for name in names:
             if self.given(name) and key not in self._decided.setdefault(name, []):
                 self._decided[name].append(key)
-            elif name in self.values and is_null(self.values[name]) and key not in self._nulls.setdefault(name, []):
-                self._nulls[name].append(key)
+            elif name in self.values and key not in self.lost.setdefault(name, []):
+                self.lost[name].append(key)
 
     def keep(self, key: str, name: str, value: str, comment: str = "") -> None:
         """Set a key of ours to a text in which shell variables may still stand, as in a path."""
@@ -380,7 +380,7 @@ class Draft:
                 if name not in added and (nearest := misspelt(name, self.source.table.like(name))):
                     flag, place = self.source.flag, self._file(name)
                     self.refuse(f"{place}unknown argument {flag}{report.plain(name)}; nearest: {flag}{nearest}")
-            elif keys := self._nulls.get(name):
+            elif is_null(value) and (keys := self.lost.get(name)):
                 self._left[name] = report.null(value, keys, self.settings)
             elif (not value) if isinstance(value, list | Mapping) else (value is False or value in _OFF):
                 here = (why and " always " in why) or name in self.source.table.on  # off there, and on here

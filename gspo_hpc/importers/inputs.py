@@ -77,6 +77,24 @@ def options(words: tuple[str, ...] | list[str]) -> tuple[dict[str, Any], list[st
     return values, before
 
 
+def completed(values: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return options by their whole names, and those that were given by the beginning of one, with the whole name.
+
+    argparse takes a beginning that one option alone has. HfArgumentParser has each name with _ and with -, so that a
+    beginning without either of them is that of two where the rest has one.
+    """
+    found: dict[str, Any] = {}
+    taken: dict[str, str] = {}
+    for name, value in values.items():
+        longer = [] if name in known or not name.isidentifier() else [one for one in known if one.startswith(name)]
+        whole = longer[0] if len(longer) == 1 and ("_" in name or "_" not in longer[0]) else name
+        if whole != name:
+            taken[name] = whole
+        found.pop(whole, None)  # the order is that in which they count
+        found[whole] = value
+    return found, taken
+
+
 def opposites(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the options ``--no_NAME`` that switch off a known NAME, with the value of NAME.
 

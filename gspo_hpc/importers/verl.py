@@ -171,7 +171,7 @@ def _micro_batches(draft: Draft, sequence: int) -> None:
         draft.credit(f"batch.{prefix}micro_batch_{kind}", switches[prefix])
         if by_tokens[prefix]:
             if not prefix or draft.given(tokens):
-                most = draft.whole(tokens, budget) or budget
+                most = draft.whole(tokens) or budget
                 more = f" x {sequence} GPUs that share a sequence" if sequence > 1 else ""
                 text = f"{tokens.rpartition('.')[2]} {most}{more}"
                 draft.put(f"batch.{prefix}micro_batch_tokens", most * sequence, tokens, text)

@@ -152,9 +152,9 @@ class Scope:
         if isinstance(self.values.get(name), Reference):
             target = self.target(name)
             return self.held(target) if target else Unknown(_REFERENCE)
-        if self.mixed:
-            return Unknown(self.mixed)
         held = self.values.get(name)
+        if self.mixed and not (held is None and name in self.batch):  # which is the caller's value, too
+            return Unknown(self.mixed)
         if name in self.batch and (held is None or (isinstance(held, Unknown) and held.why == self.sourced)):
             return self.batch[name]
         if name not in self.values and self.sourced:

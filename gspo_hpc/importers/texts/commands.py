@@ -9,25 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config import yaml_text
 from gspo_hpc.importers import report, tables
-from gspo_hpc.importers.inputs import flatten, options
-from gspo_hpc.importers.scripts.expansion import open_words
-from gspo_hpc.importers.scripts.places import find_file, plain_path, within
-from gspo_hpc.importers.scripts.scope import is_unset
+from gspo_hpc.importers.inputs import options
+from gspo_hpc.importers.scripts.places import find_file, within
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.texts import documents, foreign, python_source, trl_kinds
 from gspo_hpc.importers.texts.sources import Found
 from gspo_hpc.importers.texts.trainers import TRAINER
-from gspo_hpc.importers.texts.uses import handed_on, modules, named_files, processes, programs
-from gspo_hpc.importers.texts.uses.ends import EVALUATES
+from gspo_hpc.importers.texts.uses import modules, programs
+from gspo_hpc.importers.texts.uses.arguments import run_of
+from gspo_hpc.importers.texts.uses.beside import hands_on
 
 _SWIFTS_MAIN = re.compile(r"(^|/)swift[./]cli[./](_megatron[./])?main(\.py)?$")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|actor_rollout_ref|algorithm|trainer|critic|reward_model)\.[\w.]+=")
-_NAMED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _OF_VERL = re.compile(r"\+?(actor_rollout_ref\.\w|algorithm\.adv_estimator=)")
-_OMITTED = ("...", "…", "[...]")  # as a page writes for what it leaves out
-_HYDRA = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}  # of its flags those with a value
 _VERLS_ENTRY = re.compile(
     r"(^|\.)verl\.trainer\.main_ppo(_v0)?$|^(recipe\.)?dapo(\.src)?\.main_dapo$|^main_(ppo|dapo)$"
 )
@@ -38,9 +33,12 @@ TOOLS = set(
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
-_ADDS = ("xargs", "parallel")  # add arguments to the command that they start
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
+_INSISTED = (
+    "makes no GRPOConfig that is read: its arguments are taken for those of one, as --from trl says, and what it sets "
+    "is not known"
+)
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
 # Scripts that read the YAML of a run and do not train.
@@ -75,32 +73,36 @@ def from_command(
                 others.append(f"{' '.join(pair)} is no reinforcement learning: convert reads {pair[0]} rlhf")
             return None
         if pair == ("megatron", "rlhf") or re.search(r"_megatron[./]rlhf(\.py)?$", word):
-            return _make("swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+            return run_of(
+                "swift", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place, own=()
+            )
         if pair == ("swift", "rlhf") or re.search(r"(^|[/.])cli[./]rl(hf|ft)(\.py)?$", word):
-            return _make("swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place)
+            return run_of(
+                "swift_hf", command, number, after if pair[-1] == "rlhf" else number + 1, commands, place, own=()
+            )
         if match := re.search(r"(^|/)swift/cli/(_megatron/)?(sft|pt)\.py$", word):
             program = "megatron" if match[2] else "swift"
             others.append(f"{word} is no reinforcement learning: convert reads {program} rlhf")
             return None
         if pair == ("trl", "grpo"):
-            return _make("trl", command, number, number + 2, commands, place)
+            return run_of("trl", command, number, number + 2, commands, place, own=())
         if pair[0] == "trl" and len(pair) > 1 and (why := trl_kinds.other_trainer(" ".join(pair), "trl grpo")):
             others.append(why)
             return None
         if theirs and number == theirs.launched:
             table, note = programs.table(command, theirs, source)
             either = programs.either(command, theirs)
-            found, *both = (_make(one, command, number, theirs.first, commands, place) for one in (table, *either))
+            found, *both = (run_of(one, command, number, theirs.first, commands, place, ()) for one in (table, *either))
             return found._replace(notes=(note, *found.notes), possible=tuple(both))
         if source in ("swift", *documents.SWIFTS) and word.endswith(".py") and _trains_with_trl(words[number + 1 :]):
             others.append(f"{word} has arguments of TRL, and no --rlhf_type, which ms-swift needs")
             return None
         module = re.sub(r"^\./|\.py$", "", word).replace("/", ".")
         if "=" not in word and _VERLS_ENTRY.search(module):
-            return _make("verl", command, number, number + 1, commands, place)
+            return run_of("verl", command, number, number + 1, commands, place)
         entry = words[number - 1] in modules.FLAGS if number else False
         if entry and module == "trl.scripts.grpo":
-            return _make("trl", command, number, number + 1, commands, place)
+            return run_of("trl", command, number, number + 1, commands, place, own=())
         if entry and module.startswith("trl.") and (why := trl_kinds.other_trainer(module, "trl.scripts.grpo")):
             others.append(why)
             return None
@@ -115,13 +117,13 @@ def from_command(
             and re.search(r"(^|\.)(verl|recipe)\.|main_\w+$", module)
         ):
             if source == "verl":
-                return _make("verl", command, number, number + 1, commands, place)
+                return run_of("verl", command, number, number + 1, commands, place)
             others.append(_other_entry(word, words))
             return None
         begins = (entry or word.endswith(".py")) and "=" not in word
         if begins and any(map(_OF_VERL.match, words[number + 1 :])):
             if source == "verl":
-                return _make("verl", command, number, number + 1, commands, place)
+                return run_of("verl", command, number, number + 1, commands, place)
             others.append(f"{word} is another trainer, with arguments of verl: --from verl takes it for main_ppo")
             return None
         if word.endswith(".py") and not word.startswith("-"):
@@ -160,8 +162,7 @@ def _from_python_file(
     """Return the run of a Python file that a command starts: of TRL, if the file or its arguments show that."""
     word = command.words[number]
     given = options(command.words[number + 1 :])[0]
-    text: str | None = ""
-    run = None
+    run, unread = None, ""
     try:
         text = documents.text_of(place, word, command.files)
     except ValueError as error:  # no text, or one that is not known
@@ -170,8 +171,8 @@ def _from_python_file(
     if text:
         try:
             run = python_source.read(text, find_file(word, place))
-        except python_source.ParseError:
-            pass
+        except python_source.ParseError as error:
+            unread = str(error)
         except foreign.ForeignRunError:
             raise
         except ValueError as error:
@@ -180,33 +181,39 @@ def _from_python_file(
         if run.values:  # its own arguments are not TRL's
             left = {f"--{name}": f"an argument of {word} itself" for name in given}
             note = f"the GRPOConfig in line {run.line} of {word} is read, and what is done with it; the rest is not"
-            found = _make("trl", command, number, len(command.words), commands, place)
+            found = run_of("trl", command, number, len(command.words), commands, place)
             found = found._replace(values={**found.values, **run.values}, left={**found.left, **left}, notes=(note,))
             return documents.with_python(found, run, word)
         if run.parses:
-            return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
+            own = None if run.absent else run.own.names
+            return documents.with_python(run_of("trl", command, number, number + 1, commands, place, own), run, word)
         if run.from_trl and run.absent and run.trainer == TRAINER:  # the class is one of GRPOConfigs
-            return documents.with_python(_make("trl", command, number, number + 1, commands, place), run, word)
+            return documents.with_python(run_of("trl", command, number, number + 1, commands, place), run, word)
         if run.from_trl and (why := trl_kinds.other_trainer(run.trainer, "a GRPOConfig")):
             others.append(f"{word}: {why}")
             return None
     name = os.path.basename(word)
     known = tables.load("trl").known & {*given}
     shown = _trains_with_trl(command.words[number + 1 :])
+    likely = shown or re.search(r"grpo|gspo", name) is not None
     if source != "trl" and not known and not given.get("config"):
         if re.search(r"grpo|gspo", name):
             others.append(f"{word} {UNTOLD}")
         return None
-    theirs = not (source == "trl" or shown or _BESIDE.search(name)) and _of_yaml(given, place, command)
-    if source == "trl" or re.search(r"grpo|gspo", name) or shown or theirs:
+    beside = not (source == "trl" or (shown and text is None) or _BESIDE.search(name))
+    theirs = beside and _of_yaml(given, place, command)
+    if text is not None and source != "trl" and (likely or theirs) and not (theirs and hands_on(text)):
+        others.append(f"{word}: {unread or python_source.why_not_read(run)}")
+        return None
+    if source == "trl" or likely or theirs:
         if _OTHER_TRAINERS.search(name):
             others.append(f"{word} is another trainer by its name; --from trl takes it for one with a GRPOConfig")
             if source != "trl":
                 return None
-        found = _make("trl", command, number, number + 1, commands, place)
+        found = run_of("trl", command, number, number + 1, commands, place)
         told = trl_kinds.check(found.values, name, insisted=source == "trl")
-        untold = f"{word} {NOT_AT_HAND}" if text is None else f"{word} {_ELSEWHERE}" if theirs else ""
-        notes = (*found.notes, *filter(None, (untold,)), *told)
+        untold = NOT_AT_HAND if text is None else _ELSEWHERE if theirs else _INSISTED
+        notes = (*found.notes, f"{word} {untold}", *told)
         return documents.with_python(found._replace(notes=notes), run, word)
     others += _why_not_grpo(command, number, place)
     return None
@@ -251,144 +258,4 @@ def bare(command: Command, commands: list[Command], source: str | None, place: P
         source = "verl" if overrides else documents.nearest_project(options(words)[0])
     if source == "swift" or source in documents.SWIFTS:
         source = documents.of_swift(options(words)[0], source)
-    return _make(source, command, 0, 0, commands, place)
-
-
-def _make(source: str, command: Command, launched: int, first: int, commands: list[Command], place: Path) -> Found:
-    """Return the run of a command; `launched` of its words are the launcher's, and the arguments begin at `first`."""
-    words, command = command.words, handed_on.followed(command, launched)
-    variables, perhaps, notes = handed_on.environment(command, source)
-    launcher, _ = options(words[:launched])
-    for name, value in launcher.items():
-        variables[name] = str(value[0] if isinstance(value, list) else value)
-    variables = programs.included(words[:launched], launcher) | variables
-    left: dict[str, str] = {}
-    might, places = dict[str, tuple[str, ...]](), dict[str, str]()
-    if omitted := next((word for word in words[first:] if word in _OMITTED), ""):
-        words = (*words[:first], *(word for word in words[first:] if word not in _OMITTED))
-        left[omitted] = "it stands for further arguments, which the example leaves out"
-        notes.append(f"{omitted}: {left[omitted]}: give them, or their defaults count")
-    if source == "verl":
-        variables["entry"] = words[first - 1] if first else ""
-        values = _overrides(words[first:], variables, left, places, place, command.files)
-    else:
-        values, before = options(words[first:])
-        _positional(source, values, before, variables, left, places, place, command.files, command.might)
-    for word in [word for word in left if left[word] == open_words.UNSET]:
-        variable = match[1] if (match := open_words.VARIABLE.fullmatch(word)) else ""
-        left[word] = open_words.why(word, command.unknown, command.variables)
-        notes.append(f"{word}: {left[word]}")
-        words_of = command.might.get(variable, ())
-        lost = _names(words_of) if source == "verl" else [*options(words_of)[0]]
-        if source == "verl":
-            for name, _, value in (text.lstrip("+~").partition("=") for text in words_of if "=" in text):
-                might[name] = (*might.get(name, ()), value)
-            might |= {name: (*might[name], str(values[name])) for name in might if name in values}
-        values |= dict.fromkeys(lost, word)
-    if adds := next((word for word in words[:launched] if os.path.basename(word) in _ADDS), ""):
-        values[f"* ({adds})"] = f"$({adds})"
-    if source == "trl":
-        if "trl" in re.split(r"[./]", words[launched]):  # its own script, which only trains
-            variables |= {EVALUATES: "", "entry": "trl"}
-        ranks, told = processes.started(words[:launched])
-        notes += [told] if told else []
-        variables |= {name: count for name, count in ranks.items() if name not in variables}
-        values, variables = named_files.of_trl(command, place, values, variables, launcher, notes, left, places)
-    unknown = {**perhaps, **command.unknown}
-    found = Found(source, values, variables, commands, tuple(notes), left, unknown, launcher)
-    return found._replace(might=might, places=places)
-
-
-def _names(words: tuple[str, ...]) -> list[str]:
-    return [word.lstrip("+~").partition("=")[0] for word in words if "=" in word]
-
-
-def _positional(
-    source: str,
-    values: dict[str, Any],
-    before: list[str],
-    variables: dict[str, str],
-    left: dict[str, str],
-    places: dict[str, str],
-    place: Path,
-    written: Mapping[str, str | None],
-    might: Mapping[str, tuple[str, ...]],
-) -> None:
-    """Read the words of a command line that belong to no option, and the YAML that it names."""
-    if source.startswith("swift") and isinstance(values.get("config"), str):
-        before = [*before, values.pop("config")]
-    for word in before:
-        if source.startswith("swift") and (word.endswith((".yaml", ".yml", ".json")) or plain_path(word) in written):
-            given, set_there, in_vain = documents.swift_values(documents.named(place, word, written))
-            documents.refuse_misspelt(word, given, source)
-            places |= dict.fromkeys(given.keys() - values, word)
-            own = dict(values)
-            values.clear()  # the command's stay behind those of the file, as ms-swift puts them
-            values |= {name: value for name, value in given.items() if name not in own} | own
-            variables |= {name: value for name, value in set_there.items() if name not in variables}
-            left |= in_vain
-        elif is_unset(word):
-            left[word] = open_words.UNSET
-        elif word:
-            left[word] = "no argument"
-    open_words.apart(values, left, tables.load(source).read, might)
-
-
-def _overrides(
-    words: tuple[str, ...],
-    variables: dict[str, str],
-    left: dict[str, str],
-    places: dict[str, str],
-    place: Path,
-    written: Mapping[str, str | None],
-) -> dict[str, Any]:
-    """Return Hydra's overrides with values as YAML; `left` gets words that set nothing, `places` those of a file."""
-    values: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if (flag := _HYDRA.get(name, name)).startswith("--"):
-            if not equals and flag in _HYDRA.values():
-                value = next(rest, "")
-            variables[flag[2:].replace("-", "_")] = value
-            if equals and "." in flag:
-                raise ValueError(f"{word[:60]}: Hydra takes no dashes before an override, and ends: leave them out")
-            if flag not in _HYDRA.values():
-                left[word] = "no setting of the run"
-        elif word.startswith("~"):
-            gone = [key for key in values if key == name[1:] or key.startswith(f"{name[1:]}.")]
-            for key in gone:
-                del values[key]
-            left[word] = f"taken out: {', '.join(gone)}" if gone else "nothing is given before it to take out"
-        elif name.startswith("hydra.") or name.startswith("hydra/"):
-            left[word] = "no setting of the run"
-        elif equals and _NAMED.match(word):
-            if name.startswith("+"):
-                variables["added"] = f"{variables.get('added', '')} {name.lstrip('+')}"
-            values |= _override(name.lstrip("+"), value)
-        elif is_unset(word):
-            left[word] = open_words.UNSET
-        elif word.strip():
-            raise ValueError(f"{word[:60]!r} is no override of verl: write name.of.key=value")
-    given = {flag: variables[name] for flag in _HYDRA.values() if (name := flag[2:].replace("-", "_")) in variables}
-    path, theirs = documents.hydra_file(given, variables, left, place, written)
-    places |= dict.fromkeys(theirs.keys() - values, path)
-    return documents.resolved(theirs | values, variables)
-
-
-def _override(name: str, value: str) -> dict[str, Any]:
-    """Return the settings that an override makes: one, or those of a mapping, which Hydra merges into the group."""
-    table = tables.load("verl")
-    group = any(key.startswith(f"{name}.") for key in table.known)
-    whole = group or f"{name}.*" in table.free
-    if group and value.startswith("{") and is_unset(value):
-        raise ValueError(
-            f"{name}={value[:40]}: a value in it is known only when the script runs: write {name}.KEY=value"
-        )
-    try:  # Hydra needs no blank behind the colon
-        read = yaml_text.read(re.sub(r"([{,]\s*[\w.]+\s*):(?=\S)", r"\1: ", value) if whole else value)
-    except ValueError:
-        read = value
-    if whole and isinstance(read, Mapping) and read:
-        return {f"{name}.{key}": one for key, one in flatten(read)}
-    return {name: value if is_unset(value) or isinstance(read, Mapping) else read}
+    return run_of(source, command, 0, 0, commands, place)

@@ -38,6 +38,7 @@ _INTERPOLATION = re.compile(
 )
 # Arguments of a run, which no config of a launcher has.
 _TRAINING = ("model_name_or_path", "learning_rate", "per_device_train_batch_size", "output_dir", "num_generations")
+_MAPPINGS = re.compile(r"(_kwargs|_config|_groups|^deepspeed|^env|^ENV)$")  # arguments that may be mappings
 _VERLS_SFT = {"data", "model", "optim", "trainer"}  # groups of its config
 _NOT_ARGUMENTS = ("defaults", "hydra.", "hydra")
 
@@ -279,8 +280,21 @@ def _workers(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 def nearest_project(given: Mapping[str, Any]) -> str:
     """Return the project that knows most of these arguments. Raises ValueError if they do not show it."""
     names = {str(name) for name in given}
+    whole = [name for name in names if isinstance(given.get(name), Mapping) and not _MAPPINGS.search(name)]
+    if target := next((text for text in _targets(given) if text.startswith("verl.")), ""):
+        raise ValueError(
+            f"this is a part of verl's own config ({target}), without actor_rollout_ref: convert reads the whole, or "
+            "the command"
+        )
     if _VERLS_SFT <= names or "partial_pretrain" in (given["model"] if isinstance(given.get("model"), Mapping) else ()):
         raise ValueError("this is a config of verl's supervised trainer: convert reads verl.trainer.main_ppo with grpo")
+    names -= {*whole}  # sections of somebody's own: no argument of these projects is a mapping with such a name
+    for name in whole:
+        if inner := sorted(trl_kinds.signs(map(str, given[name])), key=[*map(str, given[name])].index):
+            raise ValueError(
+                f"{name}.{inner[0]}: arguments of TRL or ms-swift in a section of somebody's own, which only its "
+                "script reads: give them at the top of the YAML, by the project's names"
+            )
     counts = {project: len(tables.load(project).known & names) for project in ("swift", "trl")}
     if "rlhf_type" in names:
         counts["swift"] += len(names)
@@ -295,11 +309,16 @@ def nearest_project(given: Mapping[str, Any]) -> str:
     return best
 
 
+def _targets(raw: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the classes that a config of Hydra says its groups are made into."""
+    yield from (str(value) for name, value in flatten(raw) if name.rpartition(".")[2] == "_target_")
+
+
 def from_python(text: str, place: Path | None = None) -> Found:
     """Return the run whose GRPOConfig a Python file makes. Raises ValueError if it makes none."""
     run = python_source.read(text, place)
     if not run.values:
-        python_source.refuse_others(run)
+        raise ValueError(python_source.why_not_read(run))
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in run.values.items()}
     note = f"the GRPOConfig in line {run.line} is read, and what the file does with it; the rest of the file is not"
     return with_python(Found("trl", values, {}, [], (note,)), run, "the file")
@@ -316,7 +335,7 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     theirs = {name: value for name, value in found.values.items() if name in run.own.names and not table.has(name)}
     values = {name: value for name, value in values.items() if name not in idle and name not in theirs}
     notes = [*found.notes, *(f"of {file}, {', '.join(names)} is read, too" for file, names in run.files.items())]
-    notes += [f"{word}: {run.absent}"] if run.absent else []
+    notes += [f"{word}: {text}" for text in (run.absent, run.repeats) if text]
     if names := [n for n, value in run.changed.items() if found.values.get(n) != value and not is_code(value)]:
         notes.append(f"{word} sets {', '.join(names)} itself, whatever its command says: its values are used")
     if run.doubts:
@@ -331,7 +350,8 @@ def with_python(found: Found, run: python_source.PythonRun | None, word: str) ->
     around |= {QUANTIZED: "1"} if QUANTIZED in left.values() else {}
     around |= {EVALUATES: run.evaluates} if run.evaluates is not None else {}
     return found._replace(
-        values=values, variables=around, notes=tuple(notes), left=left, doubts=run.doubts, doubted=doubted,
+        values=values, variables=around, notes=tuple(notes), left=left, doubted=doubted,
+        doubts=(*run.doubts, *([run.repeats] if run.repeats else [])),
         unknown={**found.unknown, **run.reasons},
     )  # fmt: skip
 

@@ -147,9 +147,22 @@ def of_keys(raw: Mapping[Any, Any]) -> str | None:
     return None
 
 
+# How a text imports a module or starts one, or a Python file, wherever that stands: in quotes, in another command.
+_MODULE = re.compile(r"(?:^|[\s;\"'(])(?:from|import|-m|--module)[\s=]+([A-Za-z_][\w.]*)", re.MULTILINE)
+_FILE = re.compile(r"(?:^|[\s\"'(=])((?:[\w.${}-]*/)*[\w.-]+\.py)(?=$|[\s\"')\\;])", re.MULTILINE)
+
+_VALUE = re.compile(r"(?:^|\s)--[\w-]+[\s=]+([A-Z][\w-]*)(?=$|\s)", re.MULTILINE)
+
+
 def of_text(text: str) -> str | None:
-    """Return the project that a text names as a word, None if it names none or several."""
-    found = [project for project in _PROJECTS if re.search(rf"(?i)(?<![\w]){re.escape(project)}(?![\w])", text)]
+    """Return the project that a text imports or starts somewhere, None if it is none of these, or several.
+
+    An option's value is a project's name only as that spells it, and if it is no word in small or large letters alone.
+    """
+    given = [*_MODULE.findall(text), *_FILE.findall(text)]
+    named = {name for name in _VALUE.findall(text) if not name.islower() and not name.isupper()}
+    found = [project for project, signs in _PROJECTS.items()
+             if project in named or (signs.word and any(re.search(signs.word, word) for word in given))]  # fmt: skip
     return found[0] if len(found) == 1 else None
 
 

@@ -8,6 +8,7 @@ under its name.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -138,7 +139,7 @@ class ObjectMap:
         name = called(node)
         if name == TRAINER or _CLASSES[TRAINER] & self.of(node.func):
             return True
-        return name.endswith("Trainer") and any(map(self.configs, arguments(node)))
+        return names_trainer(name) and any(map(self.configs, arguments(node)))
 
     def key(self, node: ast.AST) -> _Key | None:
         """Return the variable or the attribute that an expression is, None if it is neither."""
@@ -300,6 +301,7 @@ def _derived(tree: Tree) -> Iterator[tuple[str, str]]:
     """Yield the names of the file for TRL's config and trainer, and for classes derived from them -> which it is."""
     known = {CONFIG: CONFIG, TRAINER: TRAINER}
     known |= {name: original for name, original in tree.originals.items() if original in known}
+    known |= dict.fromkeys(tree.trainers, TRAINER)
     yield from known.items()
     for name, node in tree.classes.items():
         for base in node.bases:
@@ -343,6 +345,11 @@ def _pairs(target: ast.expr, given: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
     else:
         for place, one in enumerate(target.elts):
             yield one, given, place
+
+
+def names_trainer(name: str) -> bool:
+    """Tell whether a name is that of a trainer's class, also with the number of a version behind it."""
+    return re.search(r"Trainer(_?[vV]?\d+)?$", name) is not None
 
 
 def arguments(call: ast.Call) -> list[ast.expr]:

@@ -17,7 +17,8 @@ from gspo_hpc.importers.texts.objects import ObjectMap
 from gspo_hpc.importers.texts.own_configs import OwnConfigs
 from gspo_hpc.importers.texts.scopes import Variable
 from gspo_hpc.importers.texts.syntax import Tree, When, called, shown
-from gspo_hpc.importers.texts.uses import beside, ends, handed, mappings, models, own_fields
+from gspo_hpc.importers.texts.uses import beside, ends, handed, mappings, models, own_fields, trainers_beside
+from gspo_hpc.importers.texts.uses import repeats as repeats_of
 from gspo_hpc.importers.texts.uses.own_fields import OwnFields
 
 _CONFIG = "GRPOConfig"
@@ -50,6 +51,7 @@ class PythonRun(NamedTuple):
     own: OwnFields = OwnFields()  # of what it takes from the command line beside that
     reasons: Mapping[str, str] = {}  # a value that is $(code) -> why it is not known, where that can be said
     files: Mapping[str, list[str]] = {}  # files beside it that are read, too -> their classes
+    repeats: str = ""  # where it may train several times
     absent: str = ""  # which class of arguments it makes or parses that is not at hand, as a clause
 
     @property
@@ -74,6 +76,10 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     imports = tuple(dict.fromkeys(_imports(module)))
     if project := foreign.of_imports(imports):
         raise foreign.refusal(project)
+    theirs = trainers_beside.of_file(tree, place)
+    tree.trainers = frozenset(theirs)
+    for name, one in theirs.items():
+        files.read.setdefault(one.file, []).append(name)
     calls = tree.calls
     if other := trl_kinds.class_of_another(tree):
         return PythonRun({}, False, (*imports, "trl"), other)
@@ -101,6 +107,7 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     ]
     fields, doubts = configs.defaults(made)
     objects = ObjectMap(tree, seeds, not made)
+    repeats = repeats_of.several(tree, objects, known.value)
     changes = config_flow.follow(tree, objects, known.value, as_code)
     escapes = Escapes(tree, objects, known.value)
     doubts += tuple(dict.fromkeys((*changes.doubts, *escapes.doubts)))
@@ -111,10 +118,10 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     patched_by, more = trainers.of_unsloth(imports)
     fields = patched_by | fields
     left |= more | unread_of_model | trainers.of_patches(escapes.patches) | escapes.left | changes.left
-    for name in trainers.own(tree):
-        left |= trainers.of_class(tree, name)
+    for name in (*trainers.own(tree), *theirs):
+        left |= trainers.of_class(tree, name, theirs)
     for call in objects.trainers():
-        left |= trainers.of_class(tree, called(call))
+        left |= trainers.of_class(tree, called(call), theirs)
         given = trainers.of_trainer(tree, call, known.value, made[0] if made else None) | given
     given |= {name: value for name, value in of_model.items() if is_code(given.get(name, "$("))}
     defaults = _preset(tree, seeds, known)
@@ -126,7 +133,7 @@ def read(text: str, place: Path | None = None) -> PythonRun:
         below = fields | defaults | {name: value for name, value in given.items() if name not in sure}
         own_values = sure | changes.values | patched
         run = PythonRun({}, True, imports, trainer, 0, own_values, below, doubts, left, unread, ends.evaluates(tree))
-        run = run._replace(reasons=changes.reasons, files=files.read, absent=absent)
+        run = run._replace(reasons=changes.reasons, files=files.read, absent=absent, repeats=repeats)
         return run._replace(unused=handed.unused(tree), own=own_fields.read(tree, known, configs))
     (config,) = made or seeds
     whole = fields | (literal or _keywords(config, known)) | changes.values | patched
@@ -142,7 +149,7 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     if whole and all(name.startswith("*") and is_code(value) for name, value in whole.items()):
         return PythonRun({}, False, imports, name, unread=f"line {config.lineno}: {shown(config)}")
     run = PythonRun(values, False, imports, name, config.lineno, {}, {}, doubts, left, "", ends.evaluates(tree))
-    return run._replace(reasons=changes.reasons, files=files.read)
+    return run._replace(reasons=changes.reasons, files=files.read, repeats=repeats)
 
 
 def _trainer(made: Sequence[str], names: Sequence[str]) -> str:
@@ -267,21 +274,23 @@ def command_shown(text: str, name: str, place: Path | None = None) -> str:
 
     `name`: of the file; commands that start another one are left out.
     """
-    run = read(text, place)
-    if run.values or not run.parses:
+    try:
+        told = ast.get_docstring(ast.parse(text)) or ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # which is told where the file is read
         return ""
     commands: list[str] = []
     going = False
-    for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
+    for line in told.splitlines():
         start = _STARTS.match(line)
         if going:
             commands[-1] += f"\n{line}"
         elif start:
             commands.append(start[1])
         going = (going or start is not None) and line.rstrip().endswith("\\")
-    return "\n".join(
-        command for command in commands if not name or re.search(rf"(^|[\s/]){re.escape(name)}\b", command)
-    )
+    shown_here = [one for one in commands if not name or re.search(rf"(^|[\s/]){re.escape(name)}\b", one)]
+    if not shown_here or (run := read(text, place)).values or not run.parses:
+        return ""
+    return "\n".join(shown_here)
 
 
 def _keywords(call: ast.Call, known: Constants) -> dict[str, Any]:
@@ -307,22 +316,23 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def refuse_others(run: PythonRun) -> None:
-    """Raise ValueError for a file that makes no GRPOConfig, with what it is instead."""
+def why_not_read(run: PythonRun | None) -> str:
+    """Return why a file that makes no GRPOConfig is not read, with what it is instead. None: a file without text."""
     write = "write GRPOConfig(name=value, ...) in its place"
+    none = "a Python file is read for the GRPOConfig that it makes, and there is none in it"
+    if run is None:
+        return none
     if run.unread:
-        raise ValueError(f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}")
+        return f"{run.unread}: the arguments of its {_CONFIG} are not read there: {write}"
     if run.parses:
-        raise ValueError("it takes its GRPOConfig from the command line: give that command, or the YAML that it reads")
+        return "it takes its GRPOConfig from the command line: give that command, or the YAML that it reads"
     if run.absent and run.from_trl:
-        raise ValueError(run.absent)
+        return run.absent
     if run.trainer == trainers.TRAINER:
-        raise ValueError(f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}")
+        return f"it makes a {run.trainer}, and no {_CONFIG} with arguments: {write}"
     if run.trainer and run.from_trl:
         why = trl_kinds.other_trainer(run.trainer, f"a {_CONFIG}")
-        raise ValueError(why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}")
+        return why or f"{run.trainer} is another trainer of TRL: convert reads a {_CONFIG}"
     if any(module.partition(".")[0] == "swift" for module in run.imports):
-        raise ValueError(
-            "of ms-swift, commands and YAML are read: write the arguments of this file's run as one of these"
-        )
-    raise ValueError("a Python file is read for the GRPOConfig that it makes, and there is none in it")
+        return "of ms-swift, commands and YAML are read: write the arguments of this file's run as one of these"
+    return none

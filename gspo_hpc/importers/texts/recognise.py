@@ -158,7 +158,7 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
     if not runs and script.ended:  # the check that ends it is of arguments, say, which it is started without here
         where = script.ended
         script = follow(text, folder, name, exits=False, presumed=presumed)
-        runs, lists = _runs(script, source, folder, name, [])
+        runs, lists = _runs(script, source, folder, name, others)
         notes.append(f"started without arguments, the script ends in {where}: what follows is read all the same")
     if not runs:
         raise _nothing(text, others, script.not_read)

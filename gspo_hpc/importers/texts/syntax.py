@@ -71,6 +71,7 @@ class Tree:
         self.imported = dict(self._imported())
         self.originals = {alias.asname: alias.name for node in self.nodes if isinstance(node, ast.ImportFrom)
                           for alias in node.names if alias.asname}  # fmt: skip
+        self.trainers = frozenset[str]()  # names of classes of other files that are derived from a trainer
         self.named = {*self._named()}  # functions, classes and what else gets a name without an assignment
         self._uses: dict[str, list[ast.expr]] = {}  # name -> where it stands, also as an attribute
         for node in self.nodes:

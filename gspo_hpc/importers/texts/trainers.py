@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gspo_hpc.importers.texts.constants import as_code
+from gspo_hpc.importers.texts.objects import names_trainer
 from gspo_hpc.importers.texts.syntax import PLAIN_BASES, Function, Tree, base_name, called, shown
 
 TRAINER = "GRPOTrainer"
@@ -182,7 +183,7 @@ def own(tree: Tree) -> Iterator[str]:
     """Yield the classes of the file that are derived from TRL's trainer and used by their name, whatever it is for."""
     used = {node.id for node in tree.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
             and not isinstance(tree.parent(node), ast.ClassDef)}  # fmt: skip
-    derived = {TRAINER, *(name for name, original in tree.originals.items() if original == TRAINER)}
+    derived = {TRAINER, *tree.trainers, *(name for name, original in tree.originals.items() if original == TRAINER)}
     for name, node in tree.classes.items():
         if any(base_name(base) in derived for base in node.bases):
             derived.add(name)
@@ -190,10 +191,20 @@ def own(tree: Tree) -> Iterator[str]:
                 yield name
 
 
-def of_class(tree: Tree, name: str) -> dict[str, str]:
+class Beside(Protocol):
+    """A trainer's class in another file, which is read as one of the file's own."""
+
+    def is_trls(self) -> bool:
+        """Tell whether it is derived from TRL's trainer alone."""
+
+    def changes(self) -> dict[str, str]:
+        """Return what it changes, or raise ValueError, as :func:`of_class` does."""
+
+
+def of_class(tree: Tree, name: str, others: Mapping[str, Beside]) -> dict[str, str]:
     """Return what a class of the file, derived from TRL's trainer, changes: what it is -> why it is not carried over.
 
-    Raises ValueError where it changes what is trained.
+    `others`: trainers of other files, by their names in this one. Raises ValueError where it changes what is trained.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
@@ -203,19 +214,21 @@ def of_class(tree: Tree, name: str) -> dict[str, str]:
         if (own := tree.classes.get(name)) is not None:
             if name not in seen:
                 seen.add(name)
-                found |= _of_body(tree, own, _is_trls(tree, own))
+                found |= _of_body(tree, own, is_trls(tree, own, others))
                 left += [base_name(base) for base in own.bases]
+        elif name in others:
+            found |= others[name].changes()
         elif (original := tree.originals.get(name, name)) == TRAINER:
             if (module := tree.imported.get(name, "trl")).partition(".")[0] != "trl":
                 found[f"{module}.{TRAINER}"] = NOT_TRLS
-        elif original.endswith("Trainer"):
+        elif names_trainer(original):
             found[name] = NOT_TRLS
         elif seen and original and original not in PLAIN_BASES:
             found[name] = "a class that a trainer of the file's own is derived from: what it changes is not known"
     return found
 
 
-def _is_trls(tree: Tree, own: ast.ClassDef) -> bool:
+def is_trls(tree: Tree, own: ast.ClassDef, others: Mapping[str, Beside]) -> bool:
     """Tell whether a class of the file is derived from TRL's trainer and from no other class that is not plain."""
     seen: set[str] = set()
     left = [base_name(base) for base in own.bases]
@@ -224,7 +237,7 @@ def _is_trls(tree: Tree, own: ast.ClassDef) -> bool:
         if name in tree.classes:
             left += [base_name(base) for base in tree.classes[name].bases if name not in seen]
             seen.add(name)
-        elif tree.originals.get(name, name) in PLAIN_BASES:
+        elif tree.originals.get(name, name) in PLAIN_BASES or (name in others and others[name].is_trls()):
             continue
         elif tree.originals.get(name, name) != TRAINER or tree.imported.get(name, "trl").partition(".")[0] != "trl":
             return False

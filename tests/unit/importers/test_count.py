@@ -66,3 +66,22 @@ def test_the_second_set_takes_the_first_runs_of_each_checkout_and_sums_them_up(t
     assert count(tmp_path, "--set", "second", "--plans")[5] == "6 of 7 configs are accepted by plan as they are"
     chosen = lines[5:]
     assert chosen == count(tmp_path, "--set", "second", "--list")[5:] and len(chosen) == 7
+
+
+def test_every_set_takes_each_text_of_all_folders_once(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "a.slurm").write_text(RUN.format("1e-6"))
+        (tmp_path / name / "own.py").write_text("from trl import GRPOTrainer\nGRPOTrainer(model='m')\n")
+        (tmp_path / name / "eval.py").write_text("num_generations = 3\n")
+        (tmp_path / name / "trainer.py").write_text("class GRPOTrainer:\n    x = GRPOConfig()\n")
+    (tmp_path / "one" / "b.sh").write_text(RUN.format("$RATE"))
+    (tmp_path / "two" / "b.sh").write_text(RUN.format("2e-6"))
+    lines = count(tmp_path, "--set", "every", "--list")
+    assert lines[2:5] == [
+        "| one | no git checkout | 3 | 1 | 1 | 1 | – |",
+        "| two | no git checkout | 1 | 1 | 0 | 0 | – |",
+        "| all of every checkout |  | 4 | 2 | 1 | 1 | – |",
+    ]
+    places = ["one/b.sh", "one/deep/a.slurm", "one/own.py", "two/b.sh"]
+    assert sorted(line.split("\t")[1] for line in lines[5:]) == places

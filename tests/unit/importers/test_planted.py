@@ -171,3 +171,36 @@ def test_an_older_name_beside_its_present_one_is_told() -> None:
         (left,) = (one.why for one in found.left if one.name == "train_type")
         assert "--tuner_type, its present name, is given too" in left
         assert found.config.adapter.type == "lora"
+
+
+@pytest.mark.parametrize(("window", "told"), [(149, True), (150, False), (300, False), (549, False)])
+def test_an_engine_of_verl_has_the_longest_prompt_that_is_left_of_one(window: int, told: bool) -> None:
+    """Prompts of at most 500 tokens are cut to 100, so that 150 tokens hold prompt and response."""
+    rollout = "actor_rollout_ref.rollout"
+    words = f"data.max_prompt_length=500 {rollout}.prompt_length=100 {rollout}.response_length=50"
+    found = convert(f"{VERL} {words} {rollout}.max_model_len={window}")
+    assert found.config.rollout.max_prompt_length == 100
+    note = f"{rollout}.max_model_len={window}: an engine of verl stops there, and here at 150 tokens"
+    assert any(line.startswith(note) for line in found.assumed) is told
+
+
+@pytest.mark.parametrize("given", ["", "$X", "null"])
+def test_a_pass_of_verl_without_a_known_budget_has_the_actors(given: str) -> None:
+    name = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+    words = (
+        f"actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000 {name}="
+    )
+    batch = convert(f"{VERL} {words}{given}").config.batch
+    assert batch.micro_batch_tokens == 9000 and batch.logprob_micro_batch_tokens in (None, 9000)
+    assert convert(f"{VERL} {words}8000").config.batch.logprob_micro_batch_tokens == 8000
+
+
+@pytest.mark.parametrize(("steps", "before"), [(59, False), (60, False), (61, True)])
+def test_epochs_of_verl_that_come_before_its_steps_end_the_run(steps: int, before: bool) -> None:
+    """Two epochs of 960 // 32 rollouts are 60 steps of verl."""
+    words = f"data.train_batch_size=32 trainer.total_epochs=2 trainer.total_training_steps={steps}"
+    found = convert(f"{VERL} {words}", rows=960)
+    assert found.config.run.max_steps == min(steps, 60) * (found.config.batch.steps_per_generation or 1)
+    assert ("before total_training_steps" in found.text) is before
+    assert any("is what the learning rate decays over there" in line for line in found.differs) is before
+    assert ("the steps come before 2 epochs" in " ".join(item.why for item in found.left)) is not before

@@ -34,6 +34,7 @@ _INPUT_OF = re.compile(r"\s*(?:bash|sh|dash|zsh)(?:\s+[-\w.]+)*\s*")
 _SCRIPT = re.compile(r"[^=]\.(?:sh|bash|slurm|sbatch)$")
 _FILE = re.compile(rf"{_SCRIPT.pattern}|\.py$")
 
+_NODES = re.compile(r"(?:^| )(?:-N ?|--nodes[= ])(\S+)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OPTION = re.compile(r"-e|-x|--env|--setenv|-E|--unset|-u")  # of docker, mpirun, systemd-run and env, with a value
 _ATTACHED = re.compile(r"(--env|--setenv|--export|--unset|-e|-u)=?(.+)", re.DOTALL)
@@ -217,6 +218,9 @@ def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> 
     if names[0] in ("srun", "salloc"):
         own = [name for name in seen.values if name.startswith("SLURM_")]
         seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown(f"is set by {names[0]}"))})
+    if nodes := _NODES.search(" ".join(words)) if names[0] == "srun" else None:  # those of the step
+        batch = {name: value for name, value in reader.scope.batch.items() if name != "SLURM_NNODES"}
+        seen = seen._replace(batch=batch | ({"SLURM_NNODES": nodes[1]} if nodes[1].isdecimal() else {}))
     lost = {*gone, *(f"export {name}" for name in gone)}
     values = {name: value for name, value in seen.values.items() if name not in lost} | given
     values |= moved(reader.scope.values, ())

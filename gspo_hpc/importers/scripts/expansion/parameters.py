@@ -16,7 +16,9 @@ _ESCAPED = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a
 
 
 def left(text: str) -> str:
-    """Return an expression that stays as it is, as one word."""
+    """Return an expression that stays as it is, as one word: a sum without its blanks, which a shell can read again."""
+    if text.startswith("$((") and not re.search(r"['\"`]|[-+]\s+[-+]|\w\s+\w", text):
+        return re.sub(r"\s", "", text)
     return re.sub(r"\s.*?(?=[)}]+$)", "...", text, flags=re.DOTALL) if re.search(r"\s", text) else text
 
 

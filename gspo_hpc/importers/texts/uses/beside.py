@@ -7,8 +7,9 @@ it is if a name that it uses means something else in the file.
 from __future__ import annotations
 
 import ast
+import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ _CONFIG = "GRPOConfig"
 _ENDS = ("Config", "Arguments", "Args")  # of names of classes of arguments
 _DEEPEST = 4  # files that import from each other
 _LARGEST = 1 << 20  # bytes
-_Statement = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.ClassDef
+Statement = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.ClassDef
 
 
 class Merged(NamedTuple):
@@ -30,32 +31,48 @@ class Merged(NamedTuple):
     absent: dict[str, str]  # name of what may be a class of arguments -> its module, which is not at hand
 
 
-def merged(module: ast.Module, place: Path | None, depth: int = 0) -> Merged:
+def merged(module: ast.Module, place: Path | None) -> Merged:
     """Return a module with the classes of arguments that it imports. `place`: its own file."""
+    return _merged(module, place, 0, None, {})
+
+
+def _merged(
+    module: ast.Module, place: Path | None, depth: int, wanted: set[str] | None, parsed: dict[Path, ast.Module | None]
+) -> Merged:
+    """Return a module with what it imports. `wanted`: names whose imports are followed, None for all of them."""
     found = Merged(module, {}, {})
+    own = {} if wanted is None else statements(module)
+    if wanted is not None and not any(isinstance(own.get(name), ast.ClassDef | ast.ImportFrom) for name in wanted):
+        return found
     body: list[ast.stmt] = []
     bound = _bound(module)
+    needed = None if wanted is None else _needed(own, wanted)
     for node in module.body:
-        if not isinstance(node, ast.ImportFrom) or place is None or depth > _DEEPEST or _is_known(node):
+        if not isinstance(node, ast.ImportFrom) or place is None or depth > _DEEPEST or is_known(node):
             body.append(node)
             continue
-        path = _path(node, place)
-        other = None if path is None else _parsed(path)
+        if needed is not None and not needed & {item.asname or item.name for item in node.names}:
+            body.append(node)
+            continue
+        path = path_of(node, place)
+        if path is not None and path not in parsed:
+            parsed[path] = parse(path)
+        other = None if path is None else parsed[path]
         if path is None or other is None:
             name = "." * node.level + (node.module or "")
             found.absent.update({item.name: name for item in node.names if item.name.endswith(_ENDS)})
             body.append(node)
             continue
-        inner = merged(other, path, depth + 1)
+        inner = _merged(other, path, depth + 1, {item.name for item in node.names}, parsed)
         names: list[ast.alias] = []
         for item in node.names:
-            statements = _class_of(inner.module, item, bound)
-            if not statements:
+            given = _class_of(inner.module, item, bound)
+            if not given:
                 names.append(item)
                 continue
             found.read.setdefault(path.name, []).append(item.name)
-            for statement in statements:
-                body.append(_moved(statement, node, len(body)))
+            for statement in given:
+                body.append(_moved(copy.deepcopy(statement), node, len(body)))
                 bound |= _bound(ast.Module([statement], []))
         found.absent.update({name: of for name, of in inner.absent.items() if name in {item.name for item in names}})
         if names:
@@ -63,13 +80,44 @@ def merged(module: ast.Module, place: Path | None, depth: int = 0) -> Merged:
     return found._replace(module=ast.Module(body, module.type_ignores))
 
 
-def _is_known(node: ast.ImportFrom) -> bool:
+def _needed(own: Mapping[str, Statement], wanted: set[str]) -> set[str]:
+    """Return the names of a module that what is wanted of it is made of: bases and fields, without methods."""
+    found, left = set[str](), [*wanted]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        match own.get(name):
+            case ast.ClassDef(bases=bases, decorator_list=made, body=body):
+                parts = [item for item in body if not isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+                left += [used for part in (*bases, *made, *parts) for used in _used(part)]
+            case ast.Assign() | ast.AnnAssign() as statement:
+                left += _used(statement)
+    return found
+
+
+def hands_on(text: str) -> bool:
+    """Tell whether a Python file imports modules that are neither Python's own nor of a package that is known.
+
+    It may hand the rest to one of them. A text that Python cannot parse does not.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    roots = {item.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for item in node.names}
+    known = LIBRARIES | sys.stdlib_module_names
+    return not roots <= known or any(isinstance(node, ast.ImportFrom) and not is_known(node) for node in nodes)
+
+
+def is_known(node: ast.ImportFrom) -> bool:
     """Tell whether a module is one of Python's own or of a package that is known."""
     root = (node.module or "").partition(".")[0]
     return not node.level and (root in LIBRARIES or root in sys.stdlib_module_names)
 
 
-def _path(node: ast.ImportFrom, place: Path) -> Path | None:
+def path_of(node: ast.ImportFrom, place: Path) -> Path | None:
     """Return the file of a module that a file imports from, None if it is not at hand."""
     parts = (node.module or "").split(".") if node.module else []
     folders = [place.parent, *place.parent.parents][node.level - 1 : node.level] if node.level else around(place.parent)
@@ -84,7 +132,8 @@ def _path(node: ast.ImportFrom, place: Path) -> Path | None:
     return None
 
 
-def _parsed(path: Path) -> ast.Module | None:
+def parse(path: Path) -> ast.Module | None:
+    """Return the syntax tree of a file, None if it cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -110,17 +159,17 @@ def _shown(node: ast.Import | ast.ImportFrom, item: ast.alias) -> str:
     return f"import {module}{item.name}"
 
 
-def _class_of(module: ast.Module, item: ast.alias, bound: dict[str, str]) -> list[_Statement]:
+def _class_of(module: ast.Module, item: ast.alias, bound: dict[str, str]) -> list[Statement]:
     """Return the class of arguments that is imported by a name, after what it uses; nothing for anything else.
 
     `bound`: what the names of the importing file are.
     """
-    own = _statements(module)
+    own = statements(module)
     node = own.get(item.name)
     if item.asname not in (None, item.name) or not isinstance(node, ast.ClassDef) or not _is_config(node, own):
         return []
     theirs = _bound(module)
-    found: list[_Statement] = []
+    found: list[Statement] = []
     left, seen = [item.name], set[str]()
     while left:
         name = left.pop()
@@ -137,9 +186,9 @@ def _class_of(module: ast.Module, item: ast.alias, bound: dict[str, str]) -> lis
     return sorted(found, key=lambda statement: statement.lineno)
 
 
-def _statements(module: ast.Module) -> dict[str, _Statement]:
+def statements(module: ast.Module) -> dict[str, Statement]:
     """Return the statements of a module that bind a name, where there is one alone."""
-    found: dict[str, list[_Statement]] = {}
+    found: dict[str, list[Statement]] = {}
     for node in module.body:
         match node:
             case ast.ClassDef(name=name):
@@ -157,7 +206,7 @@ def _statements(module: ast.Module) -> dict[str, _Statement]:
     return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
 
 
-def _is_config(node: ast.ClassDef, own: dict[str, _Statement], depth: int = 0) -> bool:
+def _is_config(node: ast.ClassDef, own: dict[str, Statement], depth: int = 0) -> bool:
     """Tell whether a class is a dataclass, or is derived from one or from TRL's config."""
     made = [base_name(item.func if isinstance(item, ast.Call) else item) for item in node.decorator_list]
     if "dataclass" in made:
@@ -173,7 +222,7 @@ def _used(node: ast.AST) -> Iterator[str]:
     yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load))
 
 
-def _moved(node: _Statement, to: ast.ImportFrom, number: int) -> _Statement:
+def _moved(node: Statement, to: ast.ImportFrom, number: int) -> Statement:
     """Return a statement as one that stands in the line of an import, behind those that stand there already."""
     for part in ast.walk(node):
         if hasattr(part, "lineno"):

@@ -1,0 +1,92 @@
+"""A Python file that trains several times is refused, or told where it does so only perhaps.
+
+Takes three seconds. It would catch a curriculum or a sweep that becomes one run without a word.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_hpc.importers.convert import convert
+
+HEAD = "import sys\nfrom trl import GRPOConfig, GRPOTrainer\n"
+CONFIG = "GRPOConfig(num_generations=4, learning_rate=1e-6)"
+TRAIN = f"t = GRPOTrainer(model='m/m', args={CONFIG}, reward_funcs=f, train_dataset=d); t.train()\n"
+RUN = f"def run(d):\n    {TRAIN}"
+METHOD = f"class Runs:\n    def run(self, d):\n        {TRAIN}    def main(self):\n        {{}}Runs().main()\n"
+SEVERAL = "so it starts several runs: leave one in the file"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (f"for tier, d in enumerate([a, b]):\n    {TRAIN}", "line 3: for (tier, d) in enumerate([a, b])"),
+        (f"for d in (1, 2):\n    t.train() if d else None\n    {TRAIN}", "line 3: for d in (1, 2)"),
+        (f"TIERS = ['a', 'b']\nfor d in TIERS:\n    {TRAIN}", "line 4: for d in TIERS"),
+        (f"for i in range(3):\n    d = i\n    {TRAIN}", "line 3: for i in range(3)"),
+        (f"for k, d in {{'a': 1, 'b': 2}}.items():\n    {TRAIN}", "line 3: for (k, d) in {'a': 1, 'b': 2}.items()"),
+        (f"{RUN}for d in [a, b]:\n    run(d)\n", "line 5: for d in [a, b]"),
+        (f"{RUN}def main():\n    for d in [a, b]:\n        run(d)\nmain()\n", "line 6: for d in [a, b]"),
+        (f"{RUN}x = [run(d) for d in [a, b]]\n", "line 5: for d in [a, b]"),
+        (METHOD.format("for d in [a, b]: self.run(d)\n"), "line 7: for d in [a, b]"),
+        (f"{RUN}if __name__ == '__main__':\n    for d in [a, b]:\n        run(d)\n", "line 6: for d in [a, b]"),
+        (f"{TRAIN.replace('t.train()', '')}for i in range(2):\n    t.train()\n", "line 4: for i in range(2)"),
+        (f"{RUN}run(a)\nrun(b)\n", "lines 5 and 6: run(a) and run(b)"),
+    ],
+)
+def test_a_file_that_trains_several_times_is_refused(text: str, where: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(f"{HEAD}{text}", gpus=1)
+    middle = "both train" if where.startswith("lines") else "it trains in each turn of this loop"
+    assert str(refused.value) == f"{where}: {middle}, {SEVERAL}"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (f"for d in sys.argv[1:]:\n    {TRAIN}", "line 3: for d in sys.argv[1:]"),
+        (f"while more():\n    {TRAIN}", "line 3: while more()"),
+        (
+            f"if x:\n    {TRAIN.replace('t.', 't.')}else:\n    for d in [a, b]:\n        run(d)\n{RUN}",
+            "line 6: for d in",
+        ),
+        (
+            f"for d in [a, b]:\n    try:\n        {TRAIN}        break\n    except ValueError:\n        pass\n",
+            "line 3: for",
+        ),
+        (f"for d in [a, b]:\n    {TRAIN}    if ok(d):\n        break\n", "line 3: for d in [a, b]"),
+        (f"for d in [a, b]:\n    if d in sys.argv:\n        {TRAIN}", "line 3: for d in [a, b]"),
+        (f"{RUN}run(a)\nif x:\n    run(b)\n", "lines 5 and 7: run(a) and run(b)"),
+    ],
+)
+def test_a_file_that_trains_several_times_perhaps_is_told(text: str, where: str) -> None:
+    if text.startswith("if x"):
+        text = text.replace(TRAIN, "run(0)\n", 1)
+    found = convert(f"{HEAD}{text}", gpus=1)
+    told = [
+        line for line in found.assumed if where in line and "if the file gets there: this is one run of these" in line
+    ]
+    assert len(told) == 1 and any(where in line for line in found.open)
+    assert found.config.optimizer.lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRAIN,
+        f"for d in [a]:\n    {TRAIN}",
+        f"for i in range(1):\n    {TRAIN}",
+        f"for d in [a, b]:\n    print(d)\n{TRAIN}",
+        f"for d in [a, b]:\n    print(d)\nelse:\n    {TRAIN}",
+        f"{RUN}if x:\n    run(a)\nelse:\n    run(b)\n",
+        f"{RUN}def main():\n    if x:\n        run(a)\n        return\n    run(b)\nmain()\n",
+        f"{RUN}if x:\n    run(a)\n    sys.exit(0)\nrun(b)\n",
+        f"{RUN}run(a) if x else run(b)\n",
+        f"{RUN}try:\n    run(a)\nexcept ValueError:\n    run(b)\n",
+        f"{RUN}def first():\n    run(a)\ndef second():\n    run(b)\nCOMMANDS[sys.argv[1]]()\n",
+        f"{TRAIN}for i in range(2):\n    t.evaluate()\n",
+    ],
+)
+def test_a_file_that_trains_once_is_neither(text: str) -> None:
+    found = convert(f"{HEAD}{text}", gpus=1)
+    assert not found.open and not any("one run of these" in line for line in found.assumed)
