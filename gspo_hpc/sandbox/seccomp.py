@@ -62,7 +62,8 @@ def _blocks(own_pid: int | None) -> Iterator[tuple[str, list[Instruction]]]:
     yield "prctl", _one_of(0, _PRCTLS)
     yield "prlimit64", _one_of(0, (0, *_own(own_pid)))
     # Datagrams could be sent to any address.
-    yield "socketpair", [*_if(0, 0xFFFFFFFF, _AF_UNIX)[:-2], *_if(1, 0xF, _SOCK_STREAM)]
+    family = [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, _DENIED)]
+    yield "socketpair", [*family, *_if(1, 0xF, _SOCK_STREAM)]
     signals = [(_RETURN, 0, 0, _ALLOW)]
     yield "kill", signals if own_pid is None else _one_of(0, (0, own_pid))
     yield "tgkill", signals if own_pid is None else _one_of(0, (own_pid,))
