@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 _MEMORY_ERROR = re.compile(r"(?:[\w.]+\.)?\w*MemoryError\b")  # numpy has one of its own
+_NO_ROOM = re.compile(r"OSError: \[Errno 28\]")
 
 # The limits that end a program, each by the name of its setting.
 Limit = Literal["seconds", "cpu_seconds", "memory_gb", "processes", "file_mb", "disk_mb", "output_kb"]
@@ -65,7 +66,9 @@ class Outcome:
         return refused and self.status == 1 and lines[0].startswith(('  File "', "SyntaxError"))
 
 
-def beyond_memory(status: int, stderr: str) -> Limit | None:
-    """Return the limit of memory where a program of Python ended because there was none left for it."""
+def told_limit(status: int, stderr: str) -> Limit | None:
+    """Return the limit that a program of Python ended at by itself: no memory was left for it, or no room for files."""
     last = stderr.strip().rpartition("\n")[2]
-    return "memory_gb" if status and _MEMORY_ERROR.match(last) else None
+    if status and _MEMORY_ERROR.match(last):
+        return "memory_gb"
+    return "disk_mb" if status and _NO_ROOM.match(last) else None

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, beyond_memory
+from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told_limit
 
 _PATIENCE = 30.0  # seconds beyond the program's own for the service's queue, which is not the program's time
 _MOST_REPLY = 64 << 20  # bytes
@@ -57,4 +57,4 @@ def _outcome(answer: dict[str, Any], limits: Limits) -> Outcome:
     if limit is not None:
         return Outcome(out[:most], error[:most], None, limit, seconds)
     status = int(found["return_code"])
-    return Outcome(out, error, status, beyond_memory(status, error), seconds)
+    return Outcome(out, error, status, told_limit(status, error), seconds)

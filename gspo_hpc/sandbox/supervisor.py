@@ -25,7 +25,7 @@ from typing import Any
 from gspo_hpc.sandbox import folder as folders
 from gspo_hpc.sandbox import jails, kernel, seccomp, usage
 from gspo_hpc.sandbox.jails import Job
-from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, beyond_memory
+from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told_limit
 
 _TICK = 0.02  # seconds between two looks at what the program uses
 _KILL_SECONDS = 10.0  # in which processes that get SIGKILL must be gone
@@ -272,7 +272,7 @@ def supervise(job: Job) -> Outcome:
     if limit is None:
         if job.kind != "landlock" and status > 128:  # bubblewrap's and apptainer's word for a signal
             status = 128 - status
-        return Outcome(out, error, status, beyond_memory(status, error), seconds)
+        return Outcome(out, error, status, told_limit(status, error), seconds)
     return Outcome(out, error, None, limit, seconds)
 
 
