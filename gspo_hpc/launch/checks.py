@@ -103,11 +103,13 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
-    first, memory = rows[0], config.reward.memory_gb
+    first = rows[0]
+    memory, sandbox = config.reward.memory_gb, config.sandbox
     if config.environment.talks:
         from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 
-        (found,) = trial.run([turn_function(config)], "", asked(first.fields, 1, None), memory_gb=memory)
+        fields = asked(first.fields, 1, None)
+        (found,) = trial.run([turn_function(config)], "", fields, memory_gb=memory, sandbox=sandbox)
         if found.failure is not None and (found.certain or (here and found.not_here)):
             raise ValueError(
                 f"{named(config)} {found.failure}\nthis is so for each of "
@@ -116,7 +118,7 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     if not config.reward.functions:
         return
     names = registry.part_names(config.reward)
-    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=memory)
+    outcomes = trial.run(config.reward.functions, first.text, first.fields, memory_gb=memory, sandbox=sandbox)
     wrong = [
         f"{name} {outcome.failure}"
         for name, outcome in zip(names, outcomes, strict=True)

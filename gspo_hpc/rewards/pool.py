@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Reward
+from gspo_hpc.config.schema import Reward, Sandbox
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import asks_for_group, check, clipped, is_batched, part_names, terms_with, time_limit
@@ -58,10 +58,13 @@ class RewardPool:
     call. Only one thread may use it.
     """
 
-    def __init__(self, reward: Reward, pools: int = 1) -> None:
-        """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded."""
+    def __init__(self, reward: Reward, pools: int = 1, sandbox: Sandbox | None = None) -> None:
+        """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded.
+
+        `sandbox`: the settings of the sandbox that graders may ask for.
+        """
         check(reward)
-        self._reward, self._pools = reward, pools
+        self._reward, self._pools, self._sandbox = reward, pools, sandbox or Sandbox()
         self._names = part_names(reward)
         self._open: dict[Hashable, OpenCompletion] = {}
         self._live: set[Call] = set()  # calls whose outcome is still needed
@@ -315,7 +318,7 @@ class RewardPool:
             ProcessPool(
                 max_workers=1,
                 initializer=worker_process.start,
-                initargs=(self._reward, self._pools * self._reward.workers),
+                initargs=(self._reward, self._pools * self._reward.workers, self._sandbox),
                 context=spawning.context(),
             )
         )

@@ -20,7 +20,7 @@ from gspo_hpc.system.text import near_miss
 # Parameters that every reward function may have beside its own arguments.
 ASKED = (  # given to those that have them
     *("response_length", "response_tokens", "group_completions", "group_index", "environment_reward"),
-    *("time_limit", "reward_processes"),
+    *("time_limit", "reward_processes", "sandbox"),
 )
 RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
 _FUNCTION = "a reward function"

@@ -66,6 +66,10 @@ class Sandbox:
         """The rung that programs run on. Raises SandboxError where none can be used, with the reasons."""
         return chosen(self.settings)
 
+    def require(self) -> None:
+        """Raise SandboxError, with the reasons, where no program can be run."""
+        chosen(self.settings)
+
     def run(self, program: str, stdin: str = "", *, seconds: float | None = None) -> Outcome:
         """Run a program of Python; return what it did.
 

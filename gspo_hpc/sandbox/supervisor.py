@@ -172,8 +172,10 @@ def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> 
         parent = os.getppid()
         os.setsid()
         kernel.die_with(parent)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            with contextlib.suppress(OSError):  # those that libc keeps for itself
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # the first to go where the machine has no memory left
         with open("/proc/loadavg") as file:

@@ -183,7 +183,8 @@ def start_rollout_worker(
         engine = Engine(engine_settings(config, per_node, experts))
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
-            pool = RewardPool(config.reward, pools=num_engines) if config.reward.functions else None
+            if config.reward.functions:
+                pool = RewardPool(config.reward, num_engines, config.sandbox)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)
