@@ -312,7 +312,8 @@ class Sandbox(Section):
     """Where programs that the model wrote run (reward function `code`, tool `python`), and what they may use."""
 
     kind: Literal["auto", "bubblewrap", "landlock", "apptainer", "http"] = key(
-        "auto", "What confines programs; auto takes the first of these that works on the node. Without any, none is run."
+        "auto",
+        "What confines programs; auto takes the first of these that works on the node. Without any, none is run.",
     )
     seconds: Positive = key(10.0, "Seconds that a program may take.")
     cpu_seconds: Positive = key(10.0, "Seconds of processor time that a program may take, all its processes together.")

@@ -181,8 +181,8 @@ def _environment(section: Section, config: Config, row: Row | None, load: bool) 
         return
     fields = asked(row.fields if row is not None else {}, 1, None)
     texts = trial.TEXTS if row is not None else ()  # without rows it is only loaded
-    limits = {"memory_gb": config.reward.memory_gb, "sandbox": config.sandbox}
-    (found,) = trial.run([turn_function(config)], "", fields, texts=texts, **limits)
+    memory, sandbox = config.reward.memory_gb, config.sandbox
+    (found,) = trial.run([turn_function(config)], "", fields, texts=texts, memory_gb=memory, sandbox=sandbox)
     if found.failure is None:
         tried = "loaded" if settings.name is None or row is None else "begun, and one message answered"
         section.ok("environment", f"{named(config)} ({tried})")

@@ -140,7 +140,9 @@ def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[
     """Return the lines of the outcomes of each reward function that has some; no line is zero everywhere."""
     prefix = "reward_outcome/"
     keys = sorted({key for record in run.train_records for key in record if key.startswith(prefix)})
-    colors = dict(zip(OUTCOMES, ("accent", "second", "third", "p3", "p5", "p6", "p7", "p1", "p8"), strict=True))
+    colors: dict[str, str] = dict(
+        zip(OUTCOMES, ("accent", "second", "third", "p3", "p5", "p6", "p7", "p1", "p8"), strict=True)
+    )
     found: dict[str, list[Line]] = {}
     for key in keys:
         name, _, outcome = key.removeprefix(prefix).rpartition("/")

@@ -96,6 +96,11 @@ def asks_for_group(signature: inspect.Signature) -> bool:
     return "group_completions" in signature.parameters or "group_index" in signature.parameters
 
 
+def asks_for_sandbox(reward: Reward) -> bool:
+    """Tell whether a reward function asks for the sandbox. No file is run; raises ValueError as `check` does."""
+    return bool(terms_with(reward, lambda signature: "sandbox" in signature.parameters))
+
+
 def terms_with(reward: Reward, wanted: Callable[[inspect.Signature], bool]) -> frozenset[int]:
     """Return the positions of the functions whose signature is as wanted. No file is run."""
     signatures = [

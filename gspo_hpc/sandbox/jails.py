@@ -16,11 +16,11 @@ from gspo_hpc.sandbox import kernel, seccomp
 from gspo_hpc.sandbox.outcomes import Limits
 
 PROGRAM = "main.py"
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _OPTIONS = ("-P", "-s", "-B")  # of Python: nothing of the folder or of the user is imported, and no bytecode written
-_INSIDE = "/sandbox"  # the program's own folder, where it has a root of its own
+INSIDE = "/sandbox"  # the program's own folder, where it has a root of its own
 _MOST_TASKS = 256  # that a bomb may start before it is ended, where the kernel counts those of a user
 FILTER, TEXT, STATUS = 3, 4, 5  # file descriptors that bubblewrap inherits
 # Processes and threads that are not the program's.
@@ -71,7 +71,7 @@ def prepare(job: Job, folder: str | None, tasks: int) -> tuple[list[str], dict[s
         return list(_apptainer(job, folder)), {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder}
     filtered = seccomp.program(platform.machine(), os.getpid())
     kernel.drop_privileges()
-    kernel.only_these_files((*_SYSTEM, *_FILES, *job.readable), _DEVICES, folder)
+    kernel.only_these_files((*SYSTEM, *_FILES, *job.readable), _DEVICES, folder)
     kernel.only_these_calls(filtered)
     return [job.python, *_OPTIONS, PROGRAM], job.environment(folder)
 
@@ -79,9 +79,9 @@ def prepare(job: Job, folder: str | None, tasks: int) -> tuple[list[str], dict[s
 def _bubblewrap(job: Job) -> Iterator[str]:
     yield from (job.command, "--unshare-all", "--unshare-user", "--new-session", "--die-with-parent")
     yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv")
-    for name, value in job.environment(_INSIDE).items():
+    for name, value in job.environment(INSIDE).items():
         yield from ("--setenv", name, value)
-    for path in _SYSTEM:
+    for path in SYSTEM:
         if os.path.islink(path):
             yield from ("--symlink", os.readlink(path), path)
         elif os.path.isdir(path):
@@ -92,8 +92,8 @@ def _bubblewrap(job: Job) -> Iterator[str]:
     for path in _DEVICES:
         yield from ("--dev-bind-try", path, path)
     yield from ("--remount-ro", "/dev")
-    yield from ("--size", str(job.limits.disk_bytes), "--tmpfs", _INSIDE, "--file", str(TEXT), f"{_INSIDE}/{PROGRAM}")
-    yield from ("--remount-ro", "/", "--chdir", _INSIDE)
+    yield from ("--size", str(job.limits.disk_bytes), "--tmpfs", INSIDE, "--file", str(TEXT), f"{INSIDE}/{PROGRAM}")
+    yield from ("--remount-ro", "/", "--chdir", INSIDE)
     yield from ("--seccomp", str(FILTER), "--json-status-fd", str(STATUS), "--")
     yield from (job.python, *_OPTIONS, PROGRAM)
 
@@ -116,8 +116,8 @@ os.execv(sys.executable, [sys.executable, "-s", "-B", sys.argv[6]])
 def _apptainer(job: Job, folder: str) -> Iterator[str]:
     limits = job.limits
     yield from (job.command, "--silent", "exec", "--containall", "--cleanenv", "--no-home", "--no-privs")
-    yield from ("--net", "--network", "none", "--bind", f"{folder}:{_INSIDE}", "--pwd", _INSIDE)
-    for name, value in job.environment(_INSIDE).items():
+    yield from ("--net", "--network", "none", "--bind", f"{folder}:{INSIDE}", "--pwd", INSIDE)
+    for name, value in job.environment(INSIDE).items():
         yield from ("--env", f"{name}={value}")
     filtered = base64.b64encode(seccomp.program(platform.machine(), None)).decode()
     yield from (job.image, job.python, "-c", _STUB, filtered)

@@ -1,4 +1,4 @@
-"""The sandbox of a config: it finds out what confines programs on this machine, and runs them there and nowhere else."""
+"""The sandbox of a config: it finds out what confines programs here, and runs them there and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gspo_hpc.config.schema import Sandbox as Settings
 from gspo_hpc.sandbox import kernel, service
-from gspo_hpc.sandbox.jails import Job
+from gspo_hpc.sandbox.jails import SYSTEM, Job
 from gspo_hpc.sandbox.outcomes import KINDS, Kind, Limits, Outcome, SandboxError
 from gspo_hpc.system import environment
 
@@ -170,7 +170,7 @@ def _job(kind: str, settings: Settings, program: str, stdin: str, limits: Limits
     libraries = os.environ.get("LD_LIBRARY_PATH")
     variables = {"LD_LIBRARY_PATH": libraries} if libraries else {}
     readable = (*_folders_of(python), *settings.readable)
-    if wide := [path for path in readable if _is_too_wide(path)]:
+    if wide := [path for path in (*SYSTEM, *readable) if _is_too_wide(path)]:
         raise SandboxError(f"programs would read {wide[0]}, which holds the home or the current folder")
     return Job(kind, program, stdin, limits, python, command, readable, variables=variables)
 
@@ -236,7 +236,9 @@ def _supervised(job: Job) -> Outcome:
         answer = json.loads(told)
     except ValueError:
         last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise SandboxError(f"the supervisor of a program gave no answer (exit status {process.returncode}) {last}") from None
+        raise SandboxError(
+            f"the supervisor of a program gave no answer (exit status {process.returncode}) {last}"
+        ) from None
     if "error" in answer:
         raise SandboxError(answer["error"])
     return Outcome(**answer)

@@ -160,7 +160,7 @@ def _in_memory(processes: list[int]) -> int:
     """Return the bytes that the program's own folder holds, where bubblewrap keeps it in memory."""
     for process in reversed(processes):  # the program, and not bubblewrap, which has another root
         with contextlib.suppress(OSError):
-            place = os.statvfs(f"/proc/{process}/root{jails._INSIDE}")
+            place = os.statvfs(f"/proc/{process}/root{jails.INSIDE}")
             if place.f_files:
                 return (place.f_blocks - place.f_bfree) * place.f_frsize + (place.f_files - place.f_ffree) * 4096
     return 0
@@ -172,9 +172,9 @@ def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> 
         parent = os.getppid()
         os.setsid()
         kernel.die_with(parent)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        for name in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             with contextlib.suppress(OSError):  # those that libc keeps for itself
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(name, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # the first to go where the machine has no memory left
@@ -207,7 +207,9 @@ def _sealed(data: bytes) -> int:
     with os.fdopen(os.dup(file), "wb") as writing:
         writing.write(data)
     os.lseek(file, 0, os.SEEK_SET)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    fcntl.fcntl(
+        file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    )
     return file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from enum import auto
 
@@ -23,6 +24,8 @@ class DataRule(RuleId):
     DYNAMIC_SAMPLING_METRIC_IS_GIVEN = auto()
     OVERSAMPLING_WITHIN_BOUND = auto()
     ENVIRONMENT_REPORTS_NO_EXPERTS = auto()
+    SANDBOX_HAS_ITS_PLACE = auto()
+    SANDBOX_READS_NO_RUN = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -139,3 +142,34 @@ def _experts(plan: PlanBuilder) -> Iterator[str]:
             f"moe.router_replay: rollout and environment.{what} exclude each other: engines "
             "report experts for whole completions alone; set moe.router_replay=old_logprobs, or off"
         )
+
+
+@rule(
+    DataRule.SANDBOX_HAS_ITS_PLACE,
+    "`sandbox.kind: http` has a `sandbox.url`, and `apptainer` a `sandbox.image`",
+    estimable=True,
+)
+def _sandbox(plan: PlanBuilder) -> Iterator[str]:
+    sandbox = plan.config.sandbox
+    if sandbox.kind == "http" and sandbox.url is None:
+        yield "sandbox.kind: http needs sandbox.url, the service's address; sandbox.kind=auto takes what a node has"
+    if sandbox.kind == "apptainer" and sandbox.image is None:
+        yield "sandbox.kind: apptainer needs sandbox.image with a Python in it; sandbox.kind=auto takes what a node has"
+
+
+@rule(
+    DataRule.SANDBOX_READS_NO_RUN, "programs in the sandbox cannot read the run, its data or its model", estimable=True
+)
+def _readable(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    kept = {"run.dir": config.run_dir, "data.train": config.data.train, "data.eval": config.data.eval}
+    for folder in config.sandbox.readable:
+        for key, path in kept.items():
+            if (
+                path is not None
+                and os.path.commonpath([folder := os.path.abspath(folder), os.path.abspath(path)]) == folder
+            ):
+                yield (
+                    f"sandbox.readable names {folder}, and {key} ({path}) lies in it: programs that the model writes "
+                    "would read it; name narrower folders, or leave it out with sandbox.readable=[]"
+                )

@@ -11,6 +11,7 @@ def python(code: str, sandbox: Sandbox) -> str:
 
     Args:
         code: The program, which prints its results.
+        sandbox: Where it runs.
     """
     outcome = sandbox.run(code)
     if outcome.ended_well:

@@ -145,6 +145,12 @@ def asks_for_sandbox(function: Callable[..., Any]) -> bool:
     return _SANDBOX in inspect.signature(function).parameters
 
 
+def any_asks_for_sandbox(settings: Environment) -> bool:
+    """Tell whether a tool runs programs in the sandbox. No file is run; raises ValueError for one that is not there."""
+    nodes = map(_definition, settings.tools)
+    return any(one.arg == _SANDBOX for node in nodes for one in (*node.args.args, *node.args.kwonlyargs))
+
+
 def as_text(value: Any) -> str:
     """Return what a tool returned as the model sees it: text as it is, anything else as JSON. Raises TypeError."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The tests of a data row: pairs of standard input and output, and assertions. Data sets write them in several forms."""
+"""The tests of a data row: pairs of standard input and output, and assertions, as data sets write them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from gspo_hpc.rewards.programs.harness import Verdict
 from gspo_hpc.sandbox.runner import Sandbox
 
 # A fence of three or more of ` or ~ on a line of its own, up to one that is as long.
-_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL
+)
 _LANGUAGES = ("", "python", "python3", "py", "py3")
 _OWN_TIME = 0.8  # share of the time limit of a call in which programs run; starting them takes the rest
 _LEAST = 0.2  # seconds in which a program can start
@@ -82,7 +84,8 @@ def _tested(program: str, setup: str, cases: Cases, sandbox: Sandbox, deadline: 
             yield "right" if same(outcome.stdout, pair.expected) else "wrong"
     left = deadline - time.monotonic()
     if cases.assertions and left < _LEAST:
-        yield from ["too_slow"] * len(cases.assertions)
+        for _ in cases.assertions:
+            yield "too_slow"
     elif cases.assertions:
         text = f"{program}\n{setup}" if setup else program
         asked, word = harness.question(text, cases.assertions)

@@ -16,7 +16,7 @@ from gspo_hpc.sandbox.outcomes import Outcome
 
 Verdict = Literal["right", "wrong", "crashed", "not_compiled", "too_slow"]
 
-TEXT = '''
+TEXT = """
 import json, os, sys, traceback
 
 asked = json.loads(sys.stdin.readline())
@@ -52,7 +52,7 @@ def run(word, program, assertions):
 word, program, assertions = asked.pop("word"), asked.pop("program"), asked.pop("assertions")
 run(word, program, assertions)
 os._exit(0)
-'''
+"""
 
 
 def question(program: str, assertions: Sequence[str]) -> tuple[str, str]:

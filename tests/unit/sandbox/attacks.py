@@ -487,8 +487,19 @@ for _name, _arguments in {
     **{"userfaultfd": (1,), "perf_event_open": (0, 0, -1, -1, 0), "setns": (0, 0), "pivot_root": (0, 0)},
     **{"shmget": (0, 4096, 0o1600), "msgget": (0, 0o1600), "mq_open": (0, 0), "personality": (0x0040000,)},
     **{"kexec_load": (0, 0, 0, 0), "init_module": (0, 0, 0), "quotactl": (0, 0, 0, 0), "syslog": (3, 0, 0)},
-    **{"pidfd_getfd": (0, 0, 0), "process_madvise": (0, 0, 0, 0, 0), "kcmp": (1, 1, 0, 0, 0), "open_by_handle_at": (0, 0)},
-    **{"clone3": (0, 88), "openat2": (0, 0, 0, 0), "fanotify_init": (0, 0), "inotify_init1": (0,), "seccomp": (1, 0, 0)},
+    **{
+        "pidfd_getfd": (0, 0, 0),
+        "process_madvise": (0, 0, 0, 0, 0),
+        "kcmp": (1, 1, 0, 0, 0),
+        "open_by_handle_at": (0, 0),
+    },
+    **{
+        "clone3": (0, 88),
+        "openat2": (0, 0, 0, 0),
+        "fanotify_init": (0, 0),
+        "inotify_init1": (0,),
+        "seccomp": (1, 0, 0),
+    },
 }.items():
     ATTEMPTS[f"calls_{_name}"] = _call(_name, *_arguments)
 

@@ -33,9 +33,10 @@ makes_a_file_without_a_name_among_libraries changes_the_mode_of_a_library change
 changes_the_times_of_a_library writes_to_a_library cuts_a_library_off cuts_a_library_off_when_it_reads_it
 reads_the_environment_of_a_process reads_the_command_of_a_process reads_files_through_a_process lists_processes
 sends_a_signal_by_a_file asks_for_a_process_by_signal sends_a_signal_to_its_parent sends_a_signal_to_a_group
-has_the_kernel_send_signals limits_another_process moves_another_process_to_a_core slows_another_process leaves_its_session
-leaves_its_group outlives_its_parent connects_by_tcp listens sends_a_datagram connects_to_a_unix_socket
-connects_to_an_abstract_socket sends_from_a_pair_of_sockets asks_the_kernel_by_netlink makes_a_file_in_memory
+has_the_kernel_send_signals limits_another_process moves_another_process_to_a_core slows_another_process
+leaves_its_session leaves_its_group outlives_its_parent connects_by_tcp listens sends_a_datagram
+connects_to_a_unix_socket connects_to_an_abstract_socket sends_from_a_pair_of_sockets
+asks_the_kernel_by_netlink makes_a_file_in_memory
 finds_a_secret_in_its_environment has_inherited_a_file makes_a_program_that_changes_the_user removes_a_library
 sends_a_signal
 """.split()
@@ -65,7 +66,8 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object
             yield {
                 **{"run": str(run), "secret": str(run / "secret"), "library": str(library / "module.py")},
                 **{"victim": victim.pid, "port": tcp.getsockname()[1], "socket": short, "abstract": short},
-                **{"datagrams": f"{short}d", "home": [str(path) for path in Path.home().iterdir() if path.is_file()], "temporary": os.environ["TMPDIR"]},
+                **{"datagrams": f"{short}d", "temporary": os.environ["TMPDIR"]},
+                "home": [str(path) for path in Path.home().iterdir() if path.is_file()],
                 **{"calls": numbers(), "word": WORD, "attempts": list(attacks.ATTEMPTS)},
             }
     for path in (short, f"{short}d"):
