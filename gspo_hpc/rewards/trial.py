@@ -56,7 +56,7 @@ def run(
     `sandbox`: the settings of the one that they may ask for.
     """
     if all(_is_quick(term) for term in functions):
-        return [_try(term, prompt, fields, texts) for term in functions]
+        return [_try(term, prompt, fields, texts, sandbox) for term in functions]
     settings = as_dict(sandbox or Sandbox())
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
     with tempfile.TemporaryDirectory(prefix="gspo-rewards-") as folder:
