@@ -1,8 +1,8 @@
 """The reward function `code` and the tool `python`: programs of the model, in the sandbox.
 
-It takes about twenty seconds. It would catch a program that passes without passing its tests (one that exits, prints
-what a test prints, or is no program), an endless one that costs its sample instead of being wrong, and a run that starts
-without a sandbox.
+It takes about forty seconds. It would catch a program that is paid without passing its tests (one that exits, prints
+what a test prints, or is no program), an endless one that costs its sample instead of being wrong, and a run that
+starts without a sandbox.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def test_a_function_of_ones_own_may_ask_for_the_sandbox(tmp_path: Path) -> None:
     rungs.sandbox(rungs.KINDS[-1])
     path = tmp_path / "own.py"
     path.write_text(
-        "def runs(completion, *, prompt, fields, sandbox):\n    return float(sandbox.run(completion).stdout == 'yes\\n')\n"
+        "def runs(completion, *, prompt, fields, sandbox):\n"
+        "    return float(sandbox.run(completion).stdout == 'yes\\n')\n"
     )
     reward = Reward(functions=(RewardFunction(function=f"{path}:runs"),), workers=1)
     with RewardPool(reward, sandbox=Settings(kind=rungs.KINDS[-1])) as pool:  # type: ignore[arg-type]
