@@ -71,8 +71,6 @@ class _Program:
             return "cpu_seconds"
         if time.monotonic() - self.began > limits.seconds:
             return "seconds"
-        if any(len(read) > limits.output_bytes for read in self.output.values()):
-            return "output_kb"
         return "disk_mb" if self._disk(used.processes) > limits.disk_bytes else None
 
     def _disk(self, processes: list[int]) -> int:
@@ -181,18 +179,12 @@ def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> 
         with open("/proc/loadavg") as file:
             tasks = int(file.read().split()[3].partition("/")[2])
         filtered = seccomp.program(platform.machine(), None) if job.kind == "bubblewrap" else b""
-        # Above those that they are given to, so that none is overwritten by another.
-        kept = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 16) for one in (_sealed(job.stdin.encode()), out, error)]
-        extra = [_sealed(filtered), _sealed(job.program.encode()), status] if job.kind == "bubblewrap" else []
-        kept += [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 16) for one in extra]
-        told = fcntl.fcntl(status, fcntl.F_DUPFD_CLOEXEC, 16)
-        for number, one in enumerate(kept):
+        given = [_sealed(job.stdin.encode()), out, error]
+        given += [_sealed(filtered), _sealed(job.program.encode()), status] if job.kind == "bubblewrap" else []
+        # First above the numbers that they get, so that none is overwritten; all others close when the program starts.
+        status, *given = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 16) for one in (status, *given))
+        for number, one in enumerate(given):
             os.dup2(one, number)
-        for number in range(len(kept), 1 + max(told, *kept)):
-            if number != told:
-                with contextlib.suppress(OSError):
-                    os.close(number)
-        status = told
         command, variables = jails.prepare(job, folder, tasks)
         os.execve(command[0], command, variables)
     except BaseException as problem:

@@ -20,11 +20,6 @@ import pytest
 from gspo_hpc.sandbox.outcomes import Outcome
 from tests.unit.sandbox import rungs
 
-# Every process of a program has a name of its own, by which the test finds those that are left.
-NAMED = """
-import ctypes, os, signal, sys, time
-ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
-"""
 SMALL = {"seconds": 20.0, "cpu_seconds": 10.0, "memory_gb": 0.25, "processes": 8}
 SMALL |= {"file_mb": 1.0, "disk_mb": 4.0, "output_kb": 64.0}
 QUICK = {"seconds": 1.0}
@@ -37,7 +32,7 @@ GREEDY = {
         "processes",
     ),
     "memory": ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))", "memory_gb"),
-    "memory at once": ("kept = bytearray(1 << 40)", "memory_gb"),
+    "memory at once": ("kept = bytearray(1 << 31)", "memory_gb"),
     "memory of several processes": (
         "for _ in range(5):\n    if os.fork() == 0:\n        kept = os.urandom(1 << 20) * 100\n        time.sleep(60)\n"
         "time.sleep(60)",
@@ -113,24 +108,12 @@ def name() -> str:
 def clean(name: str) -> Iterator[None]:
     """Look for processes and folders that are left of a program."""
     yield
-    assert left(name) == []
+    assert rungs.processes(name) == []
     assert list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")) == []
 
 
-def left(name: str) -> list[int]:
-    """Return the processes of that name."""
-    found = []
-    for path in Path("/proc").iterdir():
-        try:
-            if path.name.isdecimal() and (path / "comm").read_text().strip() == name:
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
-
-
 def run(kind: str, code: str, name: str, **settings: float) -> Outcome:
-    program = NAMED.replace("{name}", name) + code.replace("{name}", name)
+    program = rungs.NAMED.replace("{name}", name) + code.replace("{name}", name)
     return rungs.sandbox(kind, **{**SMALL, **settings}).run(program)
 
 
@@ -169,25 +152,9 @@ def test_a_file_grows_no_larger_than_it_may(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", rungs.KINDS)
-@pytest.mark.parametrize(
-    "code",
-    [
-        "for _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')",
-        "os.mkdir('d', 0o300)\nopen('d/f', 'w')\nos.mkdir('d/e', 0)\nos.mkdir('f', 0)",
-        "os.mkdir('d')\nos.symlink('/', 'd/root')\nos.symlink('..', 'd/up')\nos.mkdir('0')\nos.mkdir('d/0')",
-        "open(b'\\xff\\xfe\\n', 'w')\nos.link(b'\\xff\\xfe\\n', 'other')",
-    ],
-    ids=["deep", "closed", "linked", "odd names"],
-)
-def test_any_folder_is_removed(kind: str, code: str, name: str) -> None:
-    outcome = run(kind, code, name)
-    assert outcome.ended_well or outcome.limit == "disk_mb", outcome
-
-
-@pytest.mark.parametrize("kind", rungs.KINDS)
 @pytest.mark.parametrize("who", ["caller", "supervisor"])
 def test_it_ends_where_its_supervisor_or_its_caller_is_killed(kind: str, who: str, name: str) -> None:
-    program = NAMED.replace("{name}", name) + "os.fork(), os.fork()\ntime.sleep(600)"
+    program = rungs.NAMED.replace("{name}", name) + "os.fork(), os.fork()\ntime.sleep(600)"
     code = (
         "import sys\nfrom gspo_hpc.config.schema import Sandbox as Settings\n"
         "from gspo_hpc.sandbox.runner import Sandbox\n"
@@ -195,13 +162,13 @@ def test_it_ends_where_its_supervisor_or_its_caller_is_killed(kind: str, who: st
     )
     with subprocess.Popen([sys.executable, "-c", code, kind, program], stderr=subprocess.PIPE, text=True) as caller:
         deadline = time.monotonic() + 60
-        while len(left(name)) < 4:
+        while len(rungs.processes(name)) < 4:
             assert time.monotonic() < deadline and caller.poll() is None
             time.sleep(0.05)
         children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
         os.kill(caller.pid if who == "caller" else int(children[-1]), signal.SIGKILL)
-        while left(name) or list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")):
-            assert time.monotonic() < deadline, left(name)
+        while rungs.processes(name) or list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")):
+            assert time.monotonic() < deadline, rungs.processes(name)
             time.sleep(0.05)
         _, said = caller.communicate(timeout=60)
     if who == "supervisor":

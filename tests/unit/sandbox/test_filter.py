@@ -1,8 +1,8 @@
 """The filter of system calls: its numbers, and what it answers on machines of both kinds.
 
 It takes under a second. The filter for aarch64 cannot be loaded on another machine, so both are interpreted here, as
-the kernel does it; on the machine at hand test_refused.py makes the calls. It would catch a wrong number in the tables, a
-jump that leads past a test of arguments, and an argument that is let through.
+the kernel does it; on the machine at hand test_refused.py makes the calls. It would catch a wrong number in the tables,
+a jump that leads past a test of arguments, and an argument that is let through.
 """
 
 from __future__ import annotations

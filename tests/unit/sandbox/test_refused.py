@@ -7,13 +7,16 @@ sandbox, where they succeed: one that fails by itself would show nothing.
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +106,24 @@ def test_attempts_are_refused(results: dict[str, dict[str, str]], kind: str, nam
     assert told.startswith("refused"), told
     if name.startswith("calls_"):
         assert os.strerror(errno.ENOSYS) in told  # by the filter, and not for its arguments
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_a_program_has_no_privileges(kind: str) -> None:
+    name = f"p{secrets.token_hex(6)}"
+    program = rungs.NAMED.replace("{name}", name) + "print('begun', flush=True)\ntime.sleep(60)"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(rungs.sandbox(kind, seconds=3.0).run, program)
+        while not (found := rungs.processes(name)):
+            assert not running.done(), running.result()
+            time.sleep(0.02)
+        lines = Path(f"/proc/{found[0]}/status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        assert running.result().limit == "seconds"
+    assert {name: int(status[f"Cap{name}"], 16) for name in ("Eff", "Prm", "Inh", "Bnd", "Amb")} == dict.fromkeys(
+        ("Eff", "Prm", "Inh", "Bnd", "Amb"), 0
+    )
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
 def test_nothing_was_changed(facts: dict[str, object], results: dict[str, dict[str, str]]) -> None:
