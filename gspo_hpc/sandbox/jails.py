@@ -1,4 +1,4 @@
-"""How a program is started on each rung of this machine: the command, and what the process does before it runs it.
+"""Ways to start a program, one for each rung: the command, and what the process does before it runs it.
 
 Standard library only: the supervisor has no packages. What a program may read is the same on every rung: the system's
 libraries and programs, the folders of its Python, and those that a setting names.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -36,6 +35,7 @@ class Job:
     stdin: str
     limits: Limits
     python: str  # the interpreter that runs it; with apptainer, that of the image
+    temporary: str  # where its own folder is made
     command: str = ""  # bubblewrap's or apptainer's
     readable: tuple[str, ...] = ()  # folders of the interpreter and of libraries
     image: str = ""  # apptainer's
@@ -69,7 +69,7 @@ def prepare(job: Job, folder: str | None, tasks: int) -> tuple[list[str], dict[s
     os.chdir(folder)
     if job.kind == "apptainer":
         return list(_apptainer(job, folder)), {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder}
-    filtered = seccomp.program(platform.machine(), os.getpid())
+    filtered = seccomp.program(os.uname().machine, os.getpid())
     kernel.drop_privileges()
     kernel.only_these_files((*SYSTEM, *_FILES, *job.readable), _DEVICES, folder)
     kernel.only_these_calls(filtered)
@@ -119,6 +119,6 @@ def _apptainer(job: Job, folder: str) -> Iterator[str]:
     yield from ("--net", "--network", "none", "--bind", f"{folder}:{INSIDE}", "--pwd", INSIDE)
     for name, value in job.environment(INSIDE).items():
         yield from ("--env", f"{name}={value}")
-    filtered = base64.b64encode(seccomp.program(platform.machine(), None)).decode()
+    filtered = base64.b64encode(seccomp.program(os.uname().machine, None)).decode()
     yield from (job.image, job.python, "-c", _STUB, filtered)
     yield from map(str, (limits.memory_bytes, int(limits.cpu_seconds) + 2, limits.file_bytes, 1, PROGRAM))

@@ -1,4 +1,4 @@
-"""What a process asks the kernel for about itself, by libc: Landlock, a filter of system calls, no privileges.
+"""Requests of a process to the kernel about itself, by libc: Landlock, a filter of system calls, no privileges.
 
 Linux only. Nothing here needs root or a namespace. Everything raises OSError where the kernel refuses.
 """

@@ -1,4 +1,4 @@
-"""What is asked of a sandbox, and what comes back. Plain values: they travel as JSON between processes."""
+"""Limits of a program and the outcome of a run: plain values, which travel as JSON between processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-_MEMORY_ERROR = re.compile(r"(?:[\w.]+\.)?\w*MemoryError\b")  # numpy has one of its own
+_MEMORY_ERROR = re.compile(r"(?:[\w.]+\.)?\w*MemoryError\b|OSError: \[Errno 12\]")  # numpy has one of its own
 _NO_ROOM = re.compile(r"OSError: \[Errno 28\]")
 
 # The limits that end a program, each by the name of its setting.
@@ -21,7 +21,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. A limit of all its processes together, but for `file_bytes`."""
+    """Limits of a program: each of all its processes together, but for `file_bytes`."""
 
     seconds: float = 10.0
     cpu_seconds: float = 10.0
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did."""
+    """Account of what a program did."""
 
     stdout: str
     stderr: str

@@ -159,7 +159,8 @@ def _job(kind: str, settings: Settings, program: str, stdin: str, limits: Limits
         image = os.path.abspath(settings.image)
         if not os.path.exists(image):
             raise SandboxError(f"there is no image {image}")
-        return Job(kind, program, stdin, limits, settings.python or "python3", command, image=image)
+        python = settings.python or "python3"
+        return Job(kind, program, stdin, limits, python, tempfile.gettempdir(), command, image=image)
     command = shutil.which("bwrap") or ""
     if kind == "bubblewrap" and not command:
         raise SandboxError("there is no bwrap on PATH")
@@ -172,7 +173,8 @@ def _job(kind: str, settings: Settings, program: str, stdin: str, limits: Limits
     readable = (*_folders_of(python), *settings.readable)
     if wide := [path for path in (*SYSTEM, *readable) if _is_too_wide(path)]:
         raise SandboxError(f"programs would read {wide[0]}, which holds the home or the current folder")
-    return Job(kind, program, stdin, limits, python, command, readable, variables=variables)
+    temporary = tempfile.gettempdir()
+    return Job(kind, program, stdin, limits, python, temporary, command, readable, variables=variables)
 
 
 @cache
@@ -200,7 +202,7 @@ def _is_too_wide(path: str) -> bool:
 
 def _supervised(job: Job) -> Outcome:
     """Have a supervisor run a job; return what the program did. Raises SandboxError."""
-    names = ("PATH", "TMPDIR", "LD_LIBRARY_PATH")  # and nothing else: the environment may hold secrets
+    names = ("PATH", "LD_LIBRARY_PATH")  # and nothing else: the environment may hold secrets
     variables = {name: os.environ[name] for name in names if name in os.environ}
     process = subprocess.Popen(
         [sys.executable, "-P", "-S", "-m", "gspo_hpc.sandbox.supervisor"],

@@ -12,11 +12,9 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
 import select
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -178,7 +176,7 @@ def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> 
             file.write("1000")  # the first to go where the machine has no memory left
         with open("/proc/loadavg") as file:
             tasks = int(file.read().split()[3].partition("/")[2])
-        filtered = seccomp.program(platform.machine(), None) if job.kind == "bubblewrap" else b""
+        filtered = seccomp.program(os.uname().machine, None) if job.kind == "bubblewrap" else b""
         given = [_sealed(job.stdin.encode()), out, error]
         given += [_sealed(filtered), _sealed(job.program.encode()), status] if job.kind == "bubblewrap" else []
         # First above the numbers that they get, so that none is overwritten; all others close when the program starts.
@@ -238,7 +236,8 @@ def _own_folder(job: Job) -> Iterator[str | None]:
     if job.kind == "bubblewrap":
         yield None
         return
-    path = tempfile.mkdtemp(prefix="gspo-sandbox-")
+    path = os.path.join(job.temporary, f"gspo-sandbox-{os.urandom(8).hex()}")
+    os.mkdir(path, 0o700)
     try:
         with open(os.path.join(path, jails.PROGRAM), "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(job.program)

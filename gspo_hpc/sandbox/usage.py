@@ -1,4 +1,4 @@
-"""What a process and all its descendants use, as /proc shows it."""
+"""Use of tasks, memory and processor time by a process and all its descendants, as /proc shows it."""
 
 from __future__ import annotations
 

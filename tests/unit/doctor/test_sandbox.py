@@ -1,4 +1,4 @@
-"""What doctor says of the sandbox of a machine. It takes about two seconds.
+"""The finding of doctor about the sandbox of a machine. It takes about five seconds.
 
 It would catch a node without a sandbox that is called fit for a run with programs, and a run without programs that is
 refused for the lack of one.

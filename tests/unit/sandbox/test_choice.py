@@ -6,8 +6,10 @@ does not confine: a `bwrap` that only runs programs must be found out before any
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,12 +104,9 @@ def test_a_kernel_that_refuses_to_confine_runs_nothing(tmp_path: Path) -> None:
     rungs.sandbox("landlock")
     made = runner._job("landlock", Settings(), f"open({str(tmp_path / 'mark')!r}, 'w')", "", runner._limits(Settings()))
     code = (
-        "import json, platform, sys\nfrom gspo_hpc.sandbox import supervisor\n"
-        "platform.machine = lambda: 'riscv64'\nsupervisor.main()"
+        "import os\nfrom gspo_hpc.sandbox import supervisor\nhere = os.uname()\n"
+        "os.uname = lambda: os.uname_result((*here[:4], 'riscv64'))\nsupervisor.main()"
     )
-    import dataclasses
-    import subprocess
-
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -33,6 +33,7 @@ GREEDY = {
     ),
     "memory": ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))", "memory_gb"),
     "memory at once": ("kept = bytearray(1 << 31)", "memory_gb"),
+    "memory that is only reserved": ("import mmap\nkept = mmap.mmap(-1, 1 << 31)", "memory_gb"),
     "memory of several processes": (
         "for _ in range(5):\n    if os.fork() == 0:\n        kept = os.urandom(1 << 20) * 100\n        time.sleep(60)\n"
         "time.sleep(60)",

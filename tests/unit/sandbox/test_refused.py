@@ -1,4 +1,4 @@
-"""What a program in a sandbox attempts and must not manage, on every rung that this machine has.
+"""Attempts of a program in a sandbox, which it must not manage, on every rung that this machine has.
 
 It takes about five seconds. It would catch a hole in a rung: a file that can be read or written, a socket, a signal to
 another process, a system call that the filter lets through. The last test makes the ordinary attempts without a
@@ -53,7 +53,7 @@ def numbers() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    """What the attempts are directed at: a run's folder, a library, sockets, and a process."""
+    """Put there what the attempts are directed at: a run's folder, a library, sockets, and a process."""
     run, library = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("library")
     (run / "secret").write_text(WORD)
     (library / "module.py").write_text("VALUE = 1\n")
@@ -81,7 +81,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object
 
 @pytest.fixture(scope="module")
 def results(facts: dict[str, object]) -> dict[str, dict[str, str]]:
-    """What became of the attempts on each rung, by the rung."""
+    """Return what became of the attempts, by the rung."""
     program = Path(attacks.__file__).read_text()
     library = os.path.dirname(str(facts["library"]))
     found = {}
