@@ -309,7 +309,7 @@ _FOLDER = Matching(r"/[^:\0\n]*", "must be the full path of a folder, beginning 
 
 
 class Sandbox(Section):
-    """Where programs that the model wrote run (reward function `code`, tool `python`), and what they may use."""
+    """The sandbox in which programs of the model run (reward function `code`, tool `python`), and what they may use."""
 
     kind: Literal["auto", "bubblewrap", "landlock", "apptainer", "http"] = key(
         "auto",

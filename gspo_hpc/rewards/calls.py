@@ -7,14 +7,16 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.config.schema import Sandbox as SandboxSettings
 from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
-from gspo_hpc.sandbox.runner import Sandbox
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
 # Errors of a function's code, which the next call makes again. Others may come from a service that fails for a while.
@@ -112,6 +114,8 @@ def loaded(
 
     Raises SandboxError where it, or a tool, asks for a sandbox and none can be used here.
     """
+    from gspo_hpc.sandbox.runner import Sandbox  # here: commands that only check a config need it no more than asyncio
+
     grader, made = load(term.function), Sandbox(sandbox)
     takes = frozenset(inspect.signature(grader).parameters)
     PREPARATIONS.get(term.function, lambda: None)()

@@ -120,5 +120,5 @@ def _apptainer(job: Job, folder: str) -> Iterator[str]:
     for name, value in job.environment(INSIDE).items():
         yield from ("--env", f"{name}={value}")
     filtered = base64.b64encode(seccomp.program(os.uname().machine, None)).decode()
-    yield from (job.image, job.python, "-c", _STUB, filtered)
+    yield from (job.image, job.python, "-I", "-c", _STUB, filtered)
     yield from map(str, (limits.memory_bytes, int(limits.cpu_seconds) + 2, limits.file_bytes, 1, PROGRAM))

@@ -28,7 +28,7 @@ class Limits:
     memory_bytes: int = 1 << 30
     processes: int = 16  # and threads, at once
     file_bytes: int = 16 << 20  # of one file
-    disk_bytes: int = 64 << 20  # of all files, of which each counts as 4 KiB or more
+    disk_bytes: int = 1 << 26  # of all files, of which each counts as 4 KiB or more
     output_bytes: int = 1 << 20  # of standard output, and of standard error
 
 

@@ -19,10 +19,11 @@ from functools import cache
 from pathlib import Path
 
 from gspo_hpc.config.schema import Sandbox as Settings
-from gspo_hpc.sandbox import kernel, service
+from gspo_hpc.sandbox import kernel
 from gspo_hpc.sandbox.jails import SYSTEM, Job
 from gspo_hpc.sandbox.outcomes import KINDS, Kind, Limits, Outcome, SandboxError
 from gspo_hpc.system import environment
+from gspo_hpc.system.text import GIB, MIB
 
 _GRACE = 30.0  # seconds that a supervisor may take beyond the program's own, before it is given up
 _TRIAL_SECONDS = 20.0
@@ -129,11 +130,11 @@ def _limits(settings: Settings) -> Limits:
     return Limits(
         seconds=settings.seconds,
         cpu_seconds=settings.cpu_seconds,
-        memory_bytes=int(settings.memory_gb * 2**30),
+        memory_bytes=int(settings.memory_gb * GIB),
         processes=settings.processes,
-        file_bytes=int(settings.file_mb * 2**20),
-        disk_bytes=int(settings.disk_mb * 2**20),
-        output_bytes=int(settings.output_kb * 2**10),
+        file_bytes=int(settings.file_mb * MIB),
+        disk_bytes=int(settings.disk_mb * MIB),
+        output_bytes=int(settings.output_kb * 1024),
     )
 
 
@@ -144,6 +145,8 @@ def _run_on(kind: str, settings: Settings, program: str, stdin: str, limits: Lim
     if kind == "http":
         if settings.url is None:
             raise SandboxError("sandbox.url is not set")
+        from gspo_hpc.sandbox import service  # only here: most runs need no client of HTTP
+
         return service.run(settings.url, program, stdin, limits)
     return _supervised(_job(kind, settings, program, stdin, limits))
 

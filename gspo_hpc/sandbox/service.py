@@ -10,7 +10,7 @@ from typing import Any
 from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told_limit
 
 _PATIENCE = 30.0  # seconds beyond the program's own for the service's queue, which is not the program's time
-_MOST_REPLY = 64 << 20  # bytes
+_MOST_REPLY = 1 << 26  # bytes
 _EXCERPT = 200  # characters of a reply that an error quotes
 
 

@@ -6,14 +6,16 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Tool
 from gspo_hpc.rewards.catalogue import Answered, Turn
 from gspo_hpc.rewards.environments import tools as toolbox
 from gspo_hpc.rewards.environments.protocol import Environment, plain, turn_of
 from gspo_hpc.rewards.environments.registry import make
-from gspo_hpc.sandbox.runner import Sandbox
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
 
 _environments: dict[str, Environment] = {}  # by name; a process has one for its whole life
 _tools: dict[str, Callable[..., Any]] = {}  # by the name by which the model calls them

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from gspo_hpc.sandbox.outcomes import Outcome
-from gspo_hpc.sandbox.runner import Sandbox
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.outcomes import Outcome
+    from gspo_hpc.sandbox.runner import Sandbox
 
 
 def python(code: str, sandbox: Sandbox) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Environment, Tool
@@ -22,8 +22,10 @@ from gspo_hpc.rewards.environments import schemas, tool_calls
 from gspo_hpc.rewards.environments.calculator import calculator
 from gspo_hpc.rewards.environments.python_tool import python
 from gspo_hpc.rewards.results import RewardResult
-from gspo_hpc.sandbox.runner import Sandbox
 from gspo_hpc.system.text import near_miss
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
 
 REGISTRY: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 _WHAT = "a tool"

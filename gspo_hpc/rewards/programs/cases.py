@@ -17,7 +17,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """What a program reads, and what it must print."""
+    """Standard input of a program, and the output that it must print."""
 
     given: str
     expected: str

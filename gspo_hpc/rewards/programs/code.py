@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.rewards.catalogue import Graded, field_of, reward_function
 from gspo_hpc.rewards.programs import harness
 from gspo_hpc.rewards.programs.cases import Cases, cases_of, same
-from gspo_hpc.rewards.programs.harness import Verdict
-from gspo_hpc.sandbox.runner import Sandbox
+
+if TYPE_CHECKING:
+    from gspo_hpc.rewards.programs.harness import Verdict
+    from gspo_hpc.sandbox.runner import Sandbox
 
 # A fence of three or more of ` or ~ on a line of its own, up to one that is as long.
 _FENCED = re.compile(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gspo_hpc.sandbox.outcomes import Outcome
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.outcomes import Outcome
 
 Verdict = Literal["right", "wrong", "crashed", "not_compiled", "too_slow"]
 
