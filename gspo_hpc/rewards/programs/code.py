@@ -20,7 +20,8 @@ _FENCED = re.compile(
     r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL
 )
 _LANGUAGES = ("", "python", "python3", "py", "py3")
-_OWN_TIME = 0.8  # share of the time limit of a call in which programs run; starting them takes the rest
+# Of the time limit of a call: share and seconds that are left to start and to end programs, but no more than half.
+_KEPT, _KEPT_SECONDS = 0.2, 2.0
 _LEAST = 0.2  # seconds in which a program can start
 
 
@@ -42,7 +43,7 @@ def code(
     *,
     prompt: str,
     fields: Mapping[str, Any],
-    sandbox: Sandbox,
+    sandbox: Any,  # a Sandbox of gspo_hpc.sandbox.runner; whoever checks a config reads this without that room
     time_limit: float,
     tests: str = "tests",
     setup: str = "",
@@ -62,7 +63,7 @@ def code(
         return Graded(0.0, "unparsable")
     before = str(field_of(fields, setup)) if setup else ""
     found: list[Verdict] = []
-    for verdict in _tested(program, before, cases, sandbox, time.monotonic() + _OWN_TIME * time_limit):
+    for verdict in _tested(program, before, cases, sandbox, time.monotonic() + _own_time(time_limit)):
         found.append(verdict)
         if verdict == "not_compiled" or (verdict != "right" and not partial):
             break
@@ -70,6 +71,11 @@ def code(
     if passed == len(cases):
         return Graded(1.0, "right")
     return Graded(passed / len(cases) if partial else 0.0, next(one for one in found if one != "right"))
+
+
+def _own_time(time_limit: float) -> float:
+    """Return the seconds of a call in which programs run."""
+    return time_limit - min(max(_KEPT * time_limit, _KEPT_SECONDS), time_limit / 2)
 
 
 def _tested(program: str, setup: str, cases: Cases, sandbox: Sandbox, deadline: float) -> Iterator[Verdict]:

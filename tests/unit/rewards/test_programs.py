@@ -156,7 +156,9 @@ GRADED: dict[str, tuple[str, Any, float, str]] = {  # with `partial`: the reward
 def test_programs_are_graded(what: str) -> None:
     program, tests, reward, outcome = GRADED[what]
     box = rungs.sandbox(rungs.KINDS[-1], memory_gb=0.5)
-    given = {"prompt": "", "fields": {"tests": tests}, "sandbox": box, "time_limit": 3.0}
+    # A busy machine is no reason to fail: only what does not end is given little time.
+    limit = 4.0 if outcome == "too_slow" else 60.0
+    given = {"prompt": "", "fields": {"tests": tests}, "sandbox": box, "time_limit": limit}
     partly = REGISTRY["code"](said(program), **given, partial=True)
     assert (float(partly), partly.outcome) == (reward, outcome)
     wholly = REGISTRY["code"](said(program), **given)
@@ -166,7 +168,7 @@ def test_programs_are_graded(what: str) -> None:
 def test_what_stands_before_assertions() -> None:
     box = rungs.sandbox(rungs.KINDS[-1])
     row = {"tests": ["assert near(f(), 1)"], "helpers": "def near(a, b):\n    return abs(a - b) < 0.1"}
-    given = {"prompt": "", "fields": row, "sandbox": box, "time_limit": 5.0}
+    given = {"prompt": "", "fields": row, "sandbox": box, "time_limit": 60.0}
     assert REGISTRY["code"](said("def f():\n    return 1.01"), **given, setup="helpers") == 1.0
     assert REGISTRY["code"](said("def f():\n    return 1.01"), **given) == 0.0
 
@@ -182,7 +184,7 @@ def test_where_the_harness_says_nothing_the_end_decides() -> None:
 
 def test_the_pool_tells_outcomes_apart() -> None:
     rungs.sandbox(rungs.KINDS[-1])
-    reward = Reward(functions=(RewardFunction(function="code", timeout=5.0),), workers=1)
+    reward = Reward(functions=(RewardFunction(function="code", timeout=8.0),), workers=1)
     with RewardPool(reward, sandbox=Settings(kind=rungs.KINDS[-1])) as pool:  # type: ignore[arg-type]
         for name in ("right", "a crash", "no compiling", "endless", "half"):
             pool.submit(name, said(GRADED[name][0]), 5, "", {"tests": GRADED[name][1]})

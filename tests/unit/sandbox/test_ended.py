@@ -22,7 +22,7 @@ from tests.unit.sandbox import rungs
 
 SMALL = {"seconds": 20.0, "cpu_seconds": 10.0, "memory_gb": 0.25, "processes": 8}
 SMALL |= {"file_mb": 1.0, "disk_mb": 4.0, "output_kb": 64.0}
-QUICK = {"seconds": 1.0}
+QUICK = {"seconds": 3.0}
 
 GREEDY = {
     "fork bomb": ("while True:\n    try:\n        os.fork()\n    except OSError:\n        pass", "processes"),
