@@ -102,7 +102,10 @@ def tried(settings: Settings, kinds: Iterable[str] = KINDS) -> Iterator[str]:
 
 @cache
 def obstacle(kind: str, settings: Settings) -> str:
-    """Return why a rung cannot be used on this machine, by a trial of it; an empty text where it can."""
+    """Return why a rung cannot be used on this machine, by a trial of it; an empty text where it can.
+
+    A service need only run the trial: what it must refuse lies on this machine.
+    """
     try:
         with _bait() as (stdin, word):
             limits = replace(_limits(Settings()), seconds=_TRIAL_SECONDS, cpu_seconds=_TRIAL_SECONDS)
@@ -113,7 +116,8 @@ def obstacle(kind: str, settings: Settings) -> str:
     if not done.ended_well or told[0] != word:
         last = done.stderr.strip().rpartition("\n")[2]
         return f"a program cannot be run in it: {last or done.limit or f'exit status {done.status}'}"
-    return f"a program in it {', '.join(told[1:-1])}" if told[1:-1] else ""
+    allowed = told[1:-1] if kind != "http" else []
+    return f"a program in it {', '.join(allowed)}" if allowed else ""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import pytest
 
 from gspo_hpc.config.schema import Sandbox as Settings
 from gspo_hpc.sandbox import kernel, runner
-from gspo_hpc.sandbox.outcomes import SandboxError
+from gspo_hpc.sandbox.outcomes import Outcome, SandboxError
 from gspo_hpc.sandbox.runner import Sandbox
 from tests.unit.sandbox import rungs
 
@@ -170,6 +170,19 @@ def test_a_service_that_answers_nonsense_is_no_result(what: str) -> None:
         with pytest.raises(SandboxError, match="no sandbox can be used here"):
             Sandbox(settings).run("print(1)")
         server.shutdown()
+
+
+def test_a_service_need_not_hide_what_it_has_from_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service may run programs in containers that show processes of theirs."""
+
+    class Shows(Sandbox):
+        def run(self, program: str, stdin: str = "", *, seconds: float | None = None) -> Outcome:
+            done = subprocess.run([sys.executable, "-c", program], input=stdin, capture_output=True, text=True)
+            return Outcome(done.stdout, done.stderr, done.returncode)
+
+    with rungs.service(Shows()) as url:
+        monkeypatch.chdir(tmp_path)
+        assert runner.obstacle("http", Settings(kind="http", url=url)) == ""
 
 
 def test_a_service_that_is_not_there() -> None:
