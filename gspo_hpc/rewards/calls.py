@@ -51,7 +51,7 @@ class Sampled:
 class Loaded:
     """A reward function, its arguments, its time limit in seconds, and how many processes of the run call it.
 
-    `sandbox` is the one that it may ask for.
+    `sandbox` is there if it asks for one.
     """
 
     grader: Grader
@@ -59,7 +59,7 @@ class Loaded:
     args: Mapping[str, Any]
     time_limit: float
     processes: int
-    sandbox: Sandbox
+    sandbox: Sandbox | None
 
     def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the verdict on one completion of a group. Raises whatever the function raises."""
@@ -114,16 +114,18 @@ def loaded(
 
     Raises SandboxError where it, or a tool, asks for a sandbox and none can be used here.
     """
-    from gspo_hpc.sandbox.runner import Sandbox  # here: commands that only check a config need it no more than asyncio
-
-    grader, made = load(term.function), Sandbox(sandbox)
+    grader, made = load(term.function), None
     takes = frozenset(inspect.signature(grader).parameters)
+    if "sandbox" in takes:
+        from gspo_hpc.sandbox.runner import Sandbox  # here: most functions need it no more than asyncio
+
+        made = Sandbox(sandbox)
     PREPARATIONS.get(term.function, lambda: None)()
     if term.function == TURN:
         from gspo_hpc.rewards.environments.answering import prepare
 
         prepare(**term.args, sandbox=made)  # before any time limit begins
-    elif "sandbox" in takes:
+    elif made is not None:
         made.require()
     return Loaded(grader, takes, term.args, time_limit, processes, made)
 

@@ -40,11 +40,10 @@ class _Program:
     def __init__(self, job: Job, folder: str | None) -> None:
         self.job, self.folder = job, folder
         self.began = time.monotonic()
-        self.output: dict[int, bytearray] = {}  # by the end of its pipe that is read
         self.guard, self._guarded = _start_guard(folder)
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         self.out, self.error, self._status = (reading for reading, _ in ends)
-        self.output = {self.out: bytearray(), self.error: bytearray()}
+        self.output = {self.out: bytearray(), self.error: bytearray()}  # by the end of its pipe that is read
         self.pid = os.fork()
         if self.pid == 0:
             _become(job, folder, *(writing for _, writing in ends))
