@@ -54,7 +54,7 @@ browser() {
 }
 up_to_date() {
     [ -x "$PYTHON" ] && [ -f "$STAMP" ] && [ "$(head -n 2 "$STAMP")" = "$(fingerprint)" ] &&
-        { [ "$DEV" = 0 ] || { grep -qx dev "$STAMP" && browser; }; }
+        { [ "$DEV" = 0 ] || { grep -qx dev "$STAMP" && browser && command -v bwrap >/dev/null; }; }
 }
 
 [ "$FORCE" = 1 ] || ! up_to_date || exit 0
@@ -102,6 +102,7 @@ missing_packages() {
         command -v zsh >/dev/null || echo zsh
         command -v fish >/dev/null || echo fish
         browser || echo chromium
+        command -v bwrap >/dev/null || echo bubblewrap # a rung of the sandbox
     fi
 }
 

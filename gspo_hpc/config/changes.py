@@ -41,6 +41,10 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "reward.workers",
         "reward.memory_gb",
         "environment.workers",
+        "sandbox.kind",  # where programs run; what they may use decides what they do
+        "sandbox.image",
+        "sandbox.url",
+        "sandbox.readable",
         "eval.interval",
         "eval.before",
         "eval.after",

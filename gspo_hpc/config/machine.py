@@ -304,6 +304,36 @@ class Notify(Section):
     timeout: Positive = key(5.0, "Seconds that the end of the process waits at most for a message under way.")
 
 
+_URL = Matching(r"https?://[^\s/@]+(?:/\S*)?", "must be an address such as http://HOST:8080, without a password in it")
+_FOLDER = Matching(r"/[^:\0\n]*", "must be the full path of a folder, beginning with /")
+
+
+class Sandbox(Section):
+    """The sandbox in which programs of the model run (reward function `code`, tool `python`), and what they may use."""
+
+    kind: Literal["auto", "bubblewrap", "landlock", "apptainer", "http"] = key(
+        "auto",
+        "What confines programs; auto takes the first of these that works on the node. Without any, none is run.",
+    )
+    seconds: Positive = key(10.0, "Seconds that a program may take.")
+    cpu_seconds: Positive = key(10.0, "Seconds of processor time that a program may take, all its processes together.")
+    memory_gb: Positive = key(1.0, "GB of memory that a program may use, all its processes together.")
+    processes: Count = key(16, "Processes and threads that a program may have at once.")
+    file_mb: Positive = key(16.0, "MB of the largest file that a program may write.")
+    disk_mb: Positive = key(64.0, "MB of all files of a program together.")
+    output_kb: Positive = key(256.0, "KB that a program may write to its standard output, and to its standard error.")
+    python: OneLine | None = key(
+        None, "The Python that runs programs, with its packages; the default is that of the run, or of the image."
+    )
+    readable: Annotated[tuple[Annotated[str, _FOLDER], ...], Listed] = key(
+        (), "Further folders that programs may read, such as those of libraries that their Python needs."
+    )
+    image: OneLine | None = key(None, "Apptainer's image, with a Python in it.")
+    url: Annotated[str, _URL] | None = key(
+        None, "The address of a service with the interface of SandboxFusion (/run_code)."
+    )
+
+
 class Faults(Section):
     """Limits on failures, restarts and waiting."""
 

@@ -42,6 +42,7 @@ from gspo_hpc.config.machine import (
     Notify,
     Parallel,
     Platform,
+    Sandbox,
     Slurm,
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
@@ -69,6 +70,7 @@ __all__ = [
     "RewardFunction",
     "Rollout",
     "Run",
+    "Sandbox",
     "Slurm",
     "Source",
     "Tool",
@@ -134,6 +136,7 @@ class Config(Section):
     algorithm: Annotated[AlgorithmSettings, plugins.Chosen()] = Field(default_factory=plugins.default)
     reward: Reward = Field(default_factory=Reward)
     environment: Environment = Field(default_factory=Environment)
+    sandbox: Sandbox = Field(default_factory=Sandbox)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     tracking: Tracking = Field(default_factory=Tracking)

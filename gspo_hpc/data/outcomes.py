@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-# "unparsable": the completion has no answer; "unparsable_gold": that of the data row cannot be read.
-Outcome = Literal["right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed"]
+# "unparsable": the completion has no answer; "unparsable_gold": that of the data row cannot be read; "timed_out" and
+# "failed": the grader gave none. Of programs that were run: "not_compiled", "crashed", "too_slow".
+Outcome = Literal[
+    "right",
+    "wrong",
+    "unparsable",
+    "unparsable_gold",
+    "timed_out",
+    "failed",
+    "not_compiled",
+    "crashed",
+    "too_slow",
+]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # Of a call of a tool. "unknown": there is no such tool; "malformed": no JSON, or arguments that it does not take.

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config.derived import busy_processes, cpus_per_task, engines_per_node
-from gspo_hpc.config.schema import Config, replace
+from gspo_hpc.config.schema import Config, Sandbox, replace
 from gspo_hpc.doctor import sizes
-from gspo_hpc.doctor.finding import Section, gib
+from gspo_hpc.doctor.finding import Section, gib, shortened
+from gspo_hpc.sandbox import runner
+from gspo_hpc.sandbox.outcomes import KINDS
 from gspo_hpc.system import host_memory
 from gspo_hpc.system.text import GIB, counted
 
@@ -190,6 +192,31 @@ def host(config: Config, needed: int | None, shm: int) -> Section:
     if config.cluster.platform == "cuda":
         judge_compiler(section, compiler(os.environ), Path(sysconfig.get_path("include")) / "Python.h")
     return section
+
+
+def sandbox(settings: Sandbox, asked: bool) -> tuple[Section, str]:
+    """Return which rung of the sandbox programs run on here, by a trial of each; and its name, or "none".
+
+    `asked`: the run has programs to run.
+    """
+    section = Section("host")
+    kinds = KINDS if settings.kind == "auto" else (settings.kind,)
+    found = {kind: runner.obstacle(kind, settings) for kind in kinds}
+    fit = [kind for kind, why in found.items() if not why]
+    reasons = "; ".join(f"{kind}: {shortened(why, 200)}" for kind, why in found.items() if why)
+    if fit:
+        others = f"; {' and '.join(fit[1:])} would serve, too" if fit[1:] else ""
+        section.ok("sandbox", f"programs run in {fit[0]}{others}")
+        return section, fit[0]
+    text = f"there is no sandbox for programs here ({reasons})"
+    if asked:
+        fix = (
+            "install bubblewrap, use a kernel with Landlock (Linux 5.13 or newer), or set sandbox.url (docs/sandbox.md)"
+        )
+        section.fail("sandbox", text, fix)
+    else:
+        section.skip("sandbox", f"{text}; nothing here asks for one")
+    return section, "none"
 
 
 def compiler(environment: Mapping[str, str]) -> str | None:

@@ -175,9 +175,9 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
     functions = [config.reward.functions[term] for term in registry.source_weights(config.reward, source)]
     memory = config.reward.memory_gb
     if row is None:  # without rows they are only loaded
-        outcomes = trial.run(functions, "", {}, texts=(), memory_gb=memory)
+        outcomes = trial.run(functions, "", {}, texts=(), memory_gb=memory, sandbox=config.sandbox)
     else:
-        outcomes = trial.run(functions, row.text, row.fields, memory_gb=memory)
+        outcomes = trial.run(functions, row.text, row.fields, memory_gb=memory, sandbox=config.sandbox)
     for term, outcome in zip(functions, outcomes, strict=True):
         if outcome.failure is not None:
             add = section.fail if outcome.certain or outcome.not_here else section.warn
@@ -203,7 +203,8 @@ def _environment(section: Section, config: Config, row: Row | None, load: bool) 
         return
     fields = asked(row.fields if row is not None else {}, 1, None)
     texts = trial.TEXTS if row is not None else ()  # without rows it is only loaded
-    (found,) = trial.run([turn_function(config)], "", fields, texts=texts, memory_gb=config.reward.memory_gb)
+    memory, sandbox = config.reward.memory_gb, config.sandbox
+    (found,) = trial.run([turn_function(config)], "", fields, texts=texts, memory_gb=memory, sandbox=sandbox)
     if found.failure is None:
         tried = "loaded" if settings.name is None or row is None else "begun, and one message answered"
         section.ok("environment", f"{named(config)} ({tried})")

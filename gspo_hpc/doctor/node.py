@@ -24,6 +24,8 @@ from gspo_hpc.doctor.gpus import judging, reading
 from gspo_hpc.launch import mounts
 from gspo_hpc.launch.preflight import Problem
 from gspo_hpc.models import hub
+from gspo_hpc.rewards import registry
+from gspo_hpc.rewards.environments import tools
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system import environment, host_memory, processes
 from gspo_hpc.system.files import write_json
@@ -88,6 +90,10 @@ def look(
         )
         return host.host(config, needed.host if needed else None, sizes.shm_needed(config)).findings
 
+    def check_sandbox() -> list[Finding]:
+        section, facts["sandbox"] = host.sandbox(config.sandbox, _runs_programs(config))
+        return section.findings
+
     def check_files() -> list[Finding]:
         folder = files.run_folder(config)
         mount = mounts.holding(folder)
@@ -97,9 +103,18 @@ def look(
     findings = within("versions", check_versions)
     findings += within("gpus", check_gpus) if cuda else []
     findings += within("host", check_host)
+    findings += within("host", check_sandbox, 120.0)
     findings += within("network", lambda: host.network(config.cluster.nodes).findings)
     findings += within("files", check_files)
     return Machine(findings, facts)
+
+
+def _runs_programs(config: Config) -> bool:
+    """Tell whether a reward function or a tool of a config asks for the sandbox."""
+    try:
+        return registry.asks_for_sandbox(config.reward) or tools.any_asks_for_sandbox(config.environment)
+    except ValueError:  # one that is not there, of which another check speaks
+        return False
 
 
 def obstacles(config: Config) -> Iterator[Problem]:

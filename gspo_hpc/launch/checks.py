@@ -106,11 +106,12 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
-    (_, first), memory = rows[0], config.reward.memory_gb
+    (_, first), memory, sandbox = rows[0], config.reward.memory_gb, config.sandbox
     if config.environment.talks:
         from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 
-        (found,) = trial.run([turn_function(config)], "", asked(first.fields, 1, None), memory_gb=memory)
+        fields = asked(first.fields, 1, None)
+        (found,) = trial.run([turn_function(config)], "", fields, memory_gb=memory, sandbox=sandbox)
         if found.failure is not None and (found.certain or (here and found.not_here)):
             raise ValueError(
                 f"{named(config)} {found.failure}\nthis is so for each of "
@@ -129,7 +130,8 @@ def _check_grading(config: Config, part: Part, first: Row, *, here: bool) -> Non
 
     names, terms = registry.part_names(config.reward), registry.source_weights(config.reward, part.source)
     functions = [config.reward.functions[term] for term in terms]
-    outcomes = trial.run(functions, first.text, first.fields, memory_gb=config.reward.memory_gb)
+    memory = config.reward.memory_gb
+    outcomes = trial.run(functions, first.text, first.fields, memory_gb=memory, sandbox=config.sandbox)
     wrong = [
         f"{names[term]} {outcome.failure}"
         for term, outcome in zip(terms, outcomes, strict=True)

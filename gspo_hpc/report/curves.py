@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo_hpc.config.constants import PHASES
 from gspo_hpc.config.derived import gap_limits
+from gspo_hpc.data.outcomes import OUTCOMES
 from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stacked_bars
 from gspo_hpc.report.scales import Values, moving_average
 from gspo_hpc.runs.reader import RunData, value
@@ -140,8 +141,9 @@ def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[
     """Return the lines of the outcomes of each reward function that has some; no line is zero everywhere."""
     prefix = "reward_outcome/"
     keys = sorted({key for record in run.train_records for key in record if key.startswith(prefix)})
-    names = ("right", "wrong", "unparsable", "unparsable_gold", "timed_out", "failed")
-    colors = dict(zip(names, ("accent", "second", "third", "p3", "p5", "p6"), strict=True))
+    colors: dict[str, str] = dict(
+        zip(OUTCOMES, ("accent", "second", "third", "p3", "p5", "p6", "p7", "p1", "p8"), strict=True)
+    )
     found: dict[str, list[Line]] = {}
     for key in keys:
         name, _, outcome = key.removeprefix(prefix).rpartition("/")

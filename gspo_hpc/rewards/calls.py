@@ -7,12 +7,16 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
+from gspo_hpc.config.schema import Sandbox as SandboxSettings
 from gspo_hpc.data.outcomes import Outcome
 from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
 # Errors of a function's code, which the next call makes again. Others may come from a service that fails for a while.
@@ -45,13 +49,17 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A reward function, its arguments, its time limit in seconds, and how many processes of the run call it."""
+    """A reward function, its arguments, its time limit in seconds, and how many processes of the run call it.
+
+    `sandbox` is there if it asks for one.
+    """
 
     grader: Grader
     takes: frozenset[str]  # names of its parameters
     args: Mapping[str, Any]
     time_limit: float
     processes: int
+    sandbox: Sandbox | None
 
     def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the verdict on one completion of a group. Raises whatever the function raises."""
@@ -84,7 +92,8 @@ class Loaded:
         return [_number(value) for value in values]
 
     def _result(self, given: str | list[str], offers: Mapping[str, Any], prompt: str, fields: dict[str, Any]) -> Any:
-        offers = {**offers, "time_limit": self.time_limit, "reward_processes": self.processes}
+        own = {"time_limit": self.time_limit, "reward_processes": self.processes, "sandbox": self.sandbox}
+        offers = {**offers, **own}
         extra = {name: value for name, value in offers.items() if name in self.takes}
         value: Any = self.grader(given, prompt=prompt, fields=fields, **extra, **self.args)
         if not inspect.isawaitable(value):
@@ -98,15 +107,27 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def loaded(term: RewardFunction, *, time_limit: float = 10.0, processes: int = 1) -> Loaded:
-    """Return the function, whose file is run. Raises whatever that file raises."""
-    grader = load(term.function)
+def loaded(
+    term: RewardFunction, *, time_limit: float = 10.0, processes: int = 1, sandbox: SandboxSettings | None = None
+) -> Loaded:
+    """Return the function, whose file is run. Raises whatever that file raises.
+
+    Raises SandboxError where it, or a tool, asks for a sandbox and none can be used here.
+    """
+    grader, made = load(term.function), None
+    takes = frozenset(inspect.signature(grader).parameters)
+    if "sandbox" in takes:
+        from gspo_hpc.sandbox.runner import Sandbox  # here: most functions need it no more than asyncio
+
+        made = Sandbox(sandbox)
     PREPARATIONS.get(term.function, lambda: None)()
     if term.function == TURN:
         from gspo_hpc.rewards.environments.answering import prepare
 
-        prepare(**term.args)  # before any time limit begins
-    return Loaded(grader, frozenset(inspect.signature(grader).parameters), term.args, time_limit, processes)
+        prepare(**term.args, sandbox=made)  # before any time limit begins
+    elif made is not None:
+        made.require()
+    return Loaded(grader, takes, term.args, time_limit, processes, made)
 
 
 def raised(error: BaseException) -> Verdict:

@@ -28,12 +28,13 @@ PEER_NAMES = {
     **dict.fromkeys(("soft_overlong", "soft_overlong_punishment", "overlong_buffer", "len_reward"), "length"),
     **dict.fromkeys(("get_soft_overlong_punishment", "dapo_overlong"), "length"),
     **dict.fromkeys(("choice", "mcq", "mmlu", "gpqa"), "multiple_choice"),
+    **dict.fromkeys(("code_reward", "binary_code_reward", "code_accuracy", "prime_code"), "code"),
     **dict.fromkeys(("language", "language_consistency_reward"), "language_consistency"),
 }
 
 
 class Graded(float):
-    """A reward that says why it is what it is: "right", "wrong", or "unparsable" where the completion has no answer."""
+    """A reward that says why it is what it is, such as "right", or "unparsable" where the completion has no answer."""
 
     outcome: Outcome
 

@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Reward, Source
+from gspo_hpc.config.schema import Reward, Sandbox, Source
 from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
@@ -68,13 +68,16 @@ class RewardPool:
     call. Only one thread may use it.
     """
 
-    def __init__(self, reward: Reward, pools: int = 1, sources: Sequence[Source] = ()) -> None:
+    def __init__(
+        self, reward: Reward, pools: int = 1, sandbox: Sandbox | None = None, sources: Sequence[Source] = ()
+    ) -> None:
         """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded.
 
-        Of prompts of `sources`, which their field data_source names, grade those that their source has.
+        `sandbox`: the settings of the sandbox that graders may ask for. Of prompts of `sources`, which their field
+        data_source names, grade those that their source has.
         """
         check(reward)
-        self._reward, self._pools = reward, pools
+        self._reward, self._pools, self._sandbox = reward, pools, sandbox or Sandbox()
         self._names = part_names(reward)
         self._weights = {one.name: source_weights(reward, one) for one in sources}
         self._all = source_weights(reward, None)
@@ -330,7 +333,7 @@ class RewardPool:
             ProcessPool(
                 max_workers=1,
                 initializer=worker_process.start,
-                initargs=(self._reward, self._pools * self._reward.workers),
+                initargs=(self._reward, self._pools * self._reward.workers, self._sandbox),
                 context=spawning.context(),
             )
         )

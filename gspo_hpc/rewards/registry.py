@@ -21,7 +21,7 @@ from gspo_hpc.system.text import near_miss
 # Parameters that every reward function may have beside its own arguments.
 ASKED = (  # given to those that have them
     *("response_length", "response_tokens", "group_completions", "group_index", "environment_reward"),
-    *("time_limit", "reward_processes"),
+    *("time_limit", "reward_processes", "sandbox"),
 )
 RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
 _FUNCTION = "a reward function"
@@ -99,6 +99,11 @@ def is_batched(signature: inspect.Signature) -> bool:
 def asks_for_group(signature: inspect.Signature) -> bool:
     """Return whether a function of this signature grades one completion, and sees the others of its group."""
     return "group_completions" in signature.parameters or "group_index" in signature.parameters
+
+
+def asks_for_sandbox(reward: Reward) -> bool:
+    """Tell whether a reward function asks for the sandbox. No file is run; raises ValueError as `check` does."""
+    return bool(terms_with(reward, lambda signature: "sandbox" in signature.parameters))
 
 
 def terms_with(reward: Reward, wanted: Callable[[inspect.Signature], bool]) -> frozenset[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import RewardFunction
+from gspo_hpc.config.schema import RewardFunction, Sandbox, as_dict
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS, TURN
 from gspo_hpc.rewards.registry import is_batched
@@ -48,13 +48,16 @@ def run(
     texts: Sequence[str] = TEXTS,
     seconds: float = SECONDS,
     memory_gb: float | None = None,
+    sandbox: Sandbox | None = None,
 ) -> list[Outcome]:
     """Return the outcome of each function for a prompt and the other fields of its row. Takes at most `seconds`.
 
     `texts` are the completions; without any, functions are only loaded. `memory_gb` bounds the memory of their process.
+    `sandbox`: the settings of the one that they may ask for.
     """
     if all(_is_quick(term) for term in functions):
-        return [_try(term, prompt, fields, texts) for term in functions]
+        return [_try(term, prompt, fields, texts, sandbox) for term in functions]
+    settings = as_dict(sandbox or Sandbox())
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
     with tempfile.TemporaryDirectory(prefix="gspo-rewards-") as folder:
         answers = Path(folder) / "answers"
@@ -62,7 +65,8 @@ def run(
             done = subprocess.run(
                 environment.python("gspo_hpc.rewards.trial", str(answers)),
                 input=json.dumps(
-                    {"functions": terms, "prompt": prompt, "fields": fields, "texts": texts, "memory_gb": memory_gb}
+                    {"functions": terms, "prompt": prompt, "fields": fields, "texts": texts}
+                    | {"memory_gb": memory_gb, "sandbox": settings}
                 ),
                 capture_output=True,
                 text=True,
@@ -87,9 +91,10 @@ def main(argv: Sequence[str]) -> int:
     end_children_with_this_process()
     if asked["memory_gb"] is not None:
         limit_memory(asked["memory_gb"])
+    sandbox = Sandbox(**asked["sandbox"])
     with open(argv[0], "w", encoding="utf-8", buffering=1) as answers:
         for term in asked["functions"]:
-            outcome = _try(RewardFunction(**term), asked["prompt"], asked["fields"], asked["texts"])
+            outcome = _try(RewardFunction(**term), asked["prompt"], asked["fields"], asked["texts"], sandbox)
             answers.write(f"{json.dumps(outcome)}\n")
     return 0
 
@@ -100,9 +105,11 @@ def _is_quick(term: RewardFunction) -> bool:
     return built_in and term.function not in (*PREPARATIONS, "regex")
 
 
-def _try(term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str]) -> Outcome:
+def _try(
+    term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str], sandbox: Sandbox | None = None
+) -> Outcome:
     try:
-        function = loaded(term)
+        function = loaded(term, sandbox=sandbox)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_here=True)
     built_in = own_code.file_of(term.function) is None and term.function != TURN

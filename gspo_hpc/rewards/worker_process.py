@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_hpc.config.schema import Reward
+from gspo_hpc.config.schema import Reward, Sandbox
 from gspo_hpc.rewards import spawning
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import time_limit
@@ -36,7 +36,7 @@ def limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def start(reward: Reward, processes: int) -> None:
+def start(reward: Reward, processes: int, sandbox: Sandbox) -> None:
     """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool."""
     end_children_with_this_process()
     spawning.begun()
@@ -50,7 +50,8 @@ def start(reward: Reward, processes: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
     for place, term in enumerate(reward.functions):
         try:
-            _graders.append(loaded(term, time_limit=time_limit(reward, place)[0], processes=processes))
+            seconds = time_limit(reward, place)[0]
+            _graders.append(loaded(term, time_limit=seconds, processes=processes, sandbox=sandbox))
             _errors.append(None)
         except MemoryError:
             _graders.append(None)

@@ -197,7 +197,7 @@ def start_rollout_worker(
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
             if config.reward.functions:
-                pool = RewardPool(config.reward, pools=num_engines, sources=config.data.sources)
+                pool = RewardPool(config.reward, num_engines, config.sandbox, config.data.sources)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)

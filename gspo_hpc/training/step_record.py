@@ -31,6 +31,7 @@ from gspo_hpc.training.telemetry.step_clock import StepClock
 
 MEAN_OF = {"logprob_gap": "logprob_gap_mean", "ratio": "ratio_mean"}  # names beside which a maximum stands
 OF_REWARDS = ("reward", "reward_std", "zero_variance_groups")  # metrics that runs lack whose only signal is a teacher
+_TELLING = ("right", "wrong", "unparsable", "not_compiled", "crashed", "too_slow")  # outcomes that are no failures
 # Means from which another metric is made; they are no metrics themselves.
 INTERMEDIATE = ("logprob_gap_weight", "logprob_gap_weight_squared")
 
@@ -108,12 +109,12 @@ def step_record(
 def outcome_shares(table: GroupTable) -> dict[str, float]:
     """Return the share of completions with each outcome, by grader.
 
-    All six of a grader that tells whether an answer is right; of others those of failures, where there are any.
+    All of a grader that tells whether an answer is right; of others those of failures, where there are any.
     """
     shares: dict[str, float] = {}
     for column, name in enumerate(table.names):
         counts = np.bincount(table.outcomes[:, column], minlength=len(OUTCOMES) + 1)[1:]
-        tells = counts[[OUTCOMES.index(one) for one in ("right", "wrong", "unparsable")]].any()
+        tells = counts[[OUTCOMES.index(one) for one in _TELLING]].any()
         for outcome, count in zip(OUTCOMES, counts.tolist(), strict=True):
             if tells or count:
                 kind = f"{name}/{outcome}"

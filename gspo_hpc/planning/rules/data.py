@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from enum import auto
 from fractions import Fraction
@@ -35,6 +36,8 @@ class DataRule(RuleId):
     SOURCE_FILLS_ITS_SHARE = auto()
     SOURCE_REWARDS_ARE_GIVEN = auto()
     CURRICULUM_WEIGHS_PROMPTS = auto()
+    SANDBOX_HAS_ITS_PLACE = auto()
+    SANDBOX_READS_NO_RUN = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -224,3 +227,34 @@ def _curriculum(plan: PlanBuilder) -> Iterator[str]:
             f"data.curriculum_key ({data.curriculum_key}) weighs nothing without data.curriculum_floor: give the "
             "smallest chance of a prompt, such as data.curriculum_floor=0.1"
         )
+
+
+@rule(
+    DataRule.SANDBOX_HAS_ITS_PLACE,
+    "`sandbox.kind: http` has a `sandbox.url`, and `apptainer` a `sandbox.image`",
+    estimable=True,
+)
+def _sandbox(plan: PlanBuilder) -> Iterator[str]:
+    sandbox = plan.config.sandbox
+    if sandbox.kind == "http" and sandbox.url is None:
+        yield "sandbox.kind: http needs sandbox.url, the service's address; sandbox.kind=auto takes what a node has"
+    if sandbox.kind == "apptainer" and sandbox.image is None:
+        yield "sandbox.kind: apptainer needs sandbox.image with a Python in it; sandbox.kind=auto takes what a node has"
+
+
+@rule(
+    DataRule.SANDBOX_READS_NO_RUN, "programs in the sandbox cannot read the run, its data or its model", estimable=True
+)
+def _readable(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    kept = {"run.dir": config.run_dir, "data.train": config.data.train, "data.eval": config.data.eval}
+    for folder in config.sandbox.readable:
+        for key, path in kept.items():
+            if (
+                path is not None
+                and os.path.commonpath([folder := os.path.abspath(folder), os.path.abspath(path)]) == folder
+            ):
+                yield (
+                    f"sandbox.readable names {folder}, and {key} ({path}) lies in it: programs that the model writes "
+                    "would read it; name narrower folders, or leave it out with sandbox.readable=[]"
+                )

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Tool
 from gspo_hpc.rewards.catalogue import Answered, Turn
@@ -14,17 +14,30 @@ from gspo_hpc.rewards.environments import tools as toolbox
 from gspo_hpc.rewards.environments.protocol import Environment, plain, turn_of
 from gspo_hpc.rewards.environments.registry import make
 
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
+
 _environments: dict[str, Environment] = {}  # by name; a process has one for its whole life
 _tools: dict[str, Callable[..., Any]] = {}  # by the name by which the model calls them
 
 
-def prepare(environment: str | None, arguments: dict[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Make this process's object of the environment, and load its tools. Raises whatever that raises."""
+def prepare(
+    environment: str | None,
+    arguments: dict[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+    sandbox: Sandbox | None = None,
+) -> None:
+    """Make this process's object of the environment, and load its tools. Raises whatever that raises.
+
+    Raises SandboxError where a tool asks for the sandbox and there is none.
+    """
     if environment is not None and environment not in _environments:
         _environments[environment] = make(environment, arguments)
     for tool in (Tool(**one) for one in tools):
         if toolbox.name_of(tool) not in _tools:
             function = toolbox.load(tool)
+            if sandbox is not None and toolbox.asks_for_sandbox(function):
+                sandbox.require()
             _tools[toolbox.name_of(tool)] = functools.partial(function, **tool.args)
 
 
@@ -35,6 +48,7 @@ def environment_turn(
     fields: Mapping[str, Any],
     environment: str | None,
     arguments: dict[str, Any],
+    sandbox: Sandbox,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Answered:
     """Return the answer of an environment to a message, or of a tool to a call. Raises whatever it raises.
@@ -46,7 +60,7 @@ def environment_turn(
     state = fields["state"]
     if (call := fields.get("call")) is not None:
         tool = _tools[call["name"]]
-        value = _result(tool(**call["arguments"], **toolbox.given(tool, fields["row"])))
+        value = _result(tool(**call["arguments"], **toolbox.given(tool, fields["row"], sandbox)))
         return Answered(Turn(state, toolbox.as_text(value), 0.0, False))
     if environment is None:  # as in a trial of a config that has tools alone
         return Answered(Turn(state, "", 0.0, True))

@@ -13,19 +13,24 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Environment, Tool
 from gspo_hpc.data.outcomes import CallOutcome, CallRecord
 from gspo_hpc.rewards.environments import schemas, tool_calls
 from gspo_hpc.rewards.environments.calculator import calculator
+from gspo_hpc.rewards.environments.python_tool import python
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.system.text import near_miss
 
-REGISTRY: dict[str, Callable[..., Any]] = {"calculator": calculator}
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.runner import Sandbox
+
+REGISTRY: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 _WHAT = "a tool"
-_GIVEN = "fields"  # the parameter that gets the fields of the data row, of which the model is not told
+# Parameters of which the model is not told: the fields of the data row, and the sandbox for programs.
+_FIELDS, _SANDBOX = "fields", "sandbox"
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,21 @@ def load(tool: Tool) -> Callable[..., Any]:
     return REGISTRY[tool.function]
 
 
-def given(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a tool gets beside its arguments: the fields of the data row, if it has a parameter for them."""
-    return {_GIVEN: dict(fields)} if _GIVEN in inspect.signature(function).parameters else {}
+def given(function: Callable[..., Any], fields: Mapping[str, Any], sandbox: Sandbox) -> dict[str, Any]:
+    """Return what a tool gets beside its arguments: the fields of the data row and the sandbox, if it asks for them."""
+    takes = inspect.signature(function).parameters
+    return {name: value for name, value in ((_FIELDS, dict(fields)), (_SANDBOX, sandbox)) if name in takes}
+
+
+def asks_for_sandbox(function: Callable[..., Any]) -> bool:
+    """Tell whether a tool has a parameter for the sandbox."""
+    return _SANDBOX in inspect.signature(function).parameters
+
+
+def any_asks_for_sandbox(settings: Environment) -> bool:
+    """Tell whether a tool runs programs in the sandbox. No file is run; raises ValueError for one that is not there."""
+    nodes = map(_definition, settings.tools)
+    return any(one.arg == _SANDBOX for node in nodes for one in (*node.args.args, *node.args.kwonlyargs))
 
 
 def as_text(value: Any) -> str:
@@ -148,7 +165,7 @@ def _declared(tool: Tool) -> dict[str, Any]:
     if wrong := [name for name in tool.args if name not in every]:
         text = f"{tool.function} has no parameter {wrong[0]!r}{near_miss(wrong[0], every, known=True)}"
         raise ValueError(text)
-    found = schemas.declared(node, frozenset({_GIVEN, *tool.args}))
+    found = schemas.declared(node, frozenset({_FIELDS, _SANDBOX, *tool.args}))
     own = {"description": tool.description, "parameters": tool.parameters}
     return found | {name: value for name, value in own.items() if value}
 

@@ -56,7 +56,7 @@ def turn_pool(config: Config, pools: int) -> RewardPool:
         memory_gb=config.reward.memory_gb,
     )
     try:
-        return RewardPool(turns, pools)
+        return RewardPool(turns, pools, config.sandbox)
     except ValueError as mistake:
         text = str(mistake).removeprefix("reward.functions: ").removeprefix("environment: ")
         raise ValueError(f"{named(config)}: {text}") from None

@@ -47,6 +47,9 @@ REASONS = {
     "prompts that are drawn beyond those that are used": ("rollout.oversampling_factor",),
     "which gap between engine and trainer ends the run": ("rollout.probe_max_gap", "rollout.probe_mean_gap"),
     "how many processes grade, and their memory: the rewards are the same": ("reward.workers", "reward.memory_gb"),
+    "where programs of the model run: what they may use is the same": (
+        *("sandbox.kind", "sandbox.image", "sandbox.url", "sandbox.readable"),
+    ),
     "how many processes answer for an environment: its answers are the same": ("environment.workers",),
     "when the model is evaluated, which trains nothing": ("eval.interval", "eval.before", "eval.after"),
     "when a checkpoint is written, and how many are kept": (

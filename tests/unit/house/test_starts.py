@@ -21,6 +21,7 @@ SHELLS = {"bash", "sh"}  # -c is a line of the shell
 EXCEPTIONS = {
     "gspo_hpc/doctor/packages.py: -c": "another Python, maybe too old for -P; its script clears the path first",
     "gspo_hpc/rewards/environments/verifiers.py: -c": "another Python, with -I, which has -P in it",
+    "gspo_hpc/sandbox/jails.py: -c": "another Python, with -I, which has -P in it",
     "gspo_hpc/system/terminal.py: -m": "a line for people: __main__.py takes the current folder out of the path",
     "gspo_hpc/starter/project.py: -c": "a line for people",
     "tools/acceptance/parts/ipc.py: get_context": "cwd=REPO",

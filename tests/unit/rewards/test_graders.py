@@ -411,6 +411,6 @@ def test_every_function_of_its_own_grades_a_row_in_the_trial_before_a_run() -> N
     )  # which has rows of its own: tests/unit/data/test_gym_tasks.py
     terms = [RewardFunction(function=name, args=ARGS.get(name, {})) for name in sorted(plain)]
     check(Reward(functions=tuple(terms)))
-    row = {"answer": 2}
+    row = {"answer": 2, "tests": [{"input": "", "output": "2"}]}
     assert trial.run(terms, "What?", row) == [trial.Outcome(None)] * len(terms)
     assert [builtin.refusal(term.function, term.args, row) for term in terms] == [None] * len(terms)

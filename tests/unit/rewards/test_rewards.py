@@ -205,7 +205,7 @@ LENGTH = {"target": 10, "limit": 20}
     ("term", "why"),
     [
         (RewardFunction("number_mach"), "number_mach: there is no such reward function; nearest: number_match"),
-        (RewardFunction("zzz"), "known: environment, exact_match, judge, language_consistency, length"),
+        (RewardFunction("zzz"), "known: code, environment, exact_match, judge, language_consistency, length"),
         (RewardFunction("number_match", args={"anwser": "a"}), "unknown argument 'anwser'; nearest: answer"),
         (
             RewardFunction("number_match", args={"fields": {}}),
@@ -250,7 +250,9 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     text = str(caught.value)
     for part in ("broken.py is not Python", "in line 1", "'pattern'", "reward.workers is 0", "reward.timeout is 0.0"):
         assert part in text
-    with pytest.raises(ValueError, match="give at least one of environment, exact_match, judge, language_consistency"):
+    with pytest.raises(
+        ValueError, match="give at least one of code, environment, exact_match, judge, language_consistency"
+    ):
         check(reward())
 
 

@@ -1,0 +1,81 @@
+"""The program that runs in the sandbox for assertions: it runs the model's program, then one assertion after another.
+
+It says what became of each on a line that begins with a word which the model's program does not know, on a copy of its
+standard output; what the program prints itself goes nowhere. Another process could not judge better: an assertion is
+code that runs beside the program, so a program that is written to deceive its tests can.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gspo_hpc.sandbox.outcomes import Outcome
+
+Verdict = Literal["right", "wrong", "crashed", "not_compiled", "too_slow"]
+
+TEXT = """
+import json, os, sys, traceback
+
+asked = json.loads(sys.stdin.readline())
+told, nothing, write = os.dup(1), os.open(os.devnull, os.O_RDWR), os.write
+os.dup2(nothing, 0)
+os.dup2(nothing, 1)
+
+
+def tell(word, place, verdict):
+    write(told, f"{word} {place} {verdict}\\n".encode())
+
+
+def run(word, program, assertions):
+    try:
+        compiled = compile(program, "program.py", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        traceback.print_exc()
+        return tell(word, 0, "not_compiled")
+    names = {"__name__": "program"}
+    exec(compiled, names)
+    for place, assertion in enumerate(assertions):
+        try:
+            exec(compile(assertion, "test.py", "exec"), names)
+        except AssertionError:
+            tell(word, place, "wrong")
+        except BaseException:
+            traceback.print_exc()
+            tell(word, place, "crashed")
+        else:
+            tell(word, place, "right")
+
+
+word, program, assertions = asked.pop("word"), asked.pop("program"), asked.pop("assertions")
+run(word, program, assertions)
+os._exit(0)
+"""
+
+
+def question(program: str, assertions: Sequence[str]) -> tuple[str, str]:
+    """Return the standard input of the harness, and the word that its answers begin with."""
+    word = secrets.token_hex(16)
+    return json.dumps({"word": word, "program": program, "assertions": list(assertions)}), word
+
+
+def verdicts(outcome: Outcome, word: str, count: int) -> list[Verdict]:
+    """Return what became of each of so many assertions; where the program ended before one, how it ended."""
+    found: dict[int, Verdict] = {}
+    for line in outcome.stdout.splitlines():
+        if line.startswith(f"{word} "):
+            _, place, verdict = line.split()
+            found[int(place)] = verdict  # type: ignore[assignment]
+    if found.get(0) == "not_compiled":
+        return ["not_compiled"] * count
+    return [found.get(place, how_it_ended(outcome)) for place in range(count)]
+
+
+def how_it_ended(outcome: Outcome) -> Verdict:
+    """Return the verdict on a program that did not come to its end, or not well."""
+    if outcome.timed_out:
+        return "too_slow"
+    return "not_compiled" if outcome.does_not_compile else "crashed"

@@ -1,0 +1,176 @@
+"""Programs that use too much, do not end, or start others to outlive them: each is ended, and nothing is left of it.
+
+It takes about forty seconds. It would catch a limit that does not hold, a process that survives its program, a folder
+that stays behind, and a program that goes on where the process that asked for it, or its supervisor, was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.sandbox.outcomes import Outcome
+from tests.unit.sandbox import rungs
+
+SMALL = {"seconds": 20.0, "cpu_seconds": 10.0, "memory_gb": 0.25, "processes": 8}
+SMALL |= {"file_mb": 1.0, "disk_mb": 4.0, "output_kb": 64.0}
+QUICK = {"seconds": 3.0}
+
+GREEDY = {
+    "fork bomb": ("while True:\n    try:\n        os.fork()\n    except OSError:\n        pass", "processes"),
+    "fork bomb of processes that sleep": ("while os.fork() >= 0:\n    pass", "processes"),
+    "threads": (
+        "import threading\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
+        "processes",
+    ),
+    "memory": ("kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))", "memory_gb"),
+    "memory at once": ("kept = bytearray(1 << 31)", "memory_gb"),
+    "memory that is only reserved": ("import mmap\nkept = mmap.mmap(-1, 1 << 31)", "memory_gb"),
+    "memory of several processes": (
+        "for _ in range(5):\n    if os.fork() == 0:\n        kept = os.urandom(1 << 20) * 100\n        time.sleep(60)\n"
+        "time.sleep(60)",
+        "memory_gb",
+    ),
+    "shared memory of several processes": (
+        "import mmap\nfor _ in range(5):\n    if os.fork() == 0:\n        kept = mmap.mmap(-1, 100 << 20)\n"
+        "        kept.write(bytes(100 << 20))\n        time.sleep(60)\ntime.sleep(60)",
+        "memory_gb",
+    ),
+    "output": ("while True:\n    print('x' * 1000)", "output_kb"),
+    "errors": ("while True:\n    print('x' * 1000, file=sys.stderr)", "output_kb"),
+    "output of a child": ("os.fork()\nwhile True:\n    os.write(1, b'x' * 4096)", "output_kb"),
+    "many files": ("for n in range(10**9):\n    open(f'f{n}', 'w').write('x' * 100000)", "disk_mb"),
+    "many empty files": ("for n in range(10**9):\n    open(f'f{n}', 'w')", "disk_mb"),
+    "many folders": ("for n in range(10**9):\n    os.mkdir(f'd{n}')", "disk_mb"),
+    "many links": ("open('f', 'w')\nfor n in range(10**9):\n    os.symlink('f', f'l{n}')", "disk_mb"),
+    "files without a name": (
+        "kept = []\nwhile True:\n    kept.append(open('f', 'w'))\n    os.unlink('f')\n"
+        "    kept[-1].write('x' * 500000)\n    kept[-1].flush()\n    time.sleep(0.005)",
+        "disk_mb",
+    ),
+    "processor time of several processes": ("os.fork(), os.fork()\nwhile True:\n    pass", "cpu_seconds"),
+    "a power that takes long in C": ("7 ** (7 ** 9)", "cpu_seconds"),
+    "a regular expression that goes back for ever": (
+        "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')",
+        "cpu_seconds",
+    ),
+}
+
+ENDLESS = {
+    "sleeps": "time.sleep(600)",
+    "sleeps in C": "import ctypes\nctypes.CDLL(None).sleep(600)",
+    "waits for input that does not come": "here, there = os.pipe()\nos.read(here, 1)",
+    "ignores signals": (
+        "for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n"
+        "    try:\n        signal.signal(number, signal.SIG_IGN)\n    except OSError:\n        pass\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(600)"
+    ),
+    "stops itself": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "closes its output": "os.close(1)\nos.close(2)\ntime.sleep(600)",
+    "waits for a child": "if os.fork() == 0:\n    time.sleep(600)\nos.wait()",
+    "stops its group": "os.fork()\nos.kill(0, signal.SIGSTOP)",
+}
+
+SURVIVORS = {
+    "a child": "if os.fork() == 0:\n    time.sleep(600)",
+    "a grandchild": "if os.fork() == 0:\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)",
+    "a daemon": (
+        "if os.fork() == 0:\n    try:\n        os.setsid()\n    except OSError:\n        pass\n    if os.fork() == 0:\n"
+        "        for number in range(3):\n            os.close(number)\n        time.sleep(600)\n    os._exit(0)"
+    ),
+    "one that ignores signals": (
+        "if os.fork() == 0:\n    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n    time.sleep(600)"
+    ),
+    "one that starts others for ever": (
+        "if os.fork() == 0:\n    while True:\n        if os.fork() > 0:\n            os._exit(0)"
+    ),
+    "one that runs another program": (
+        "if os.fork() == 0:\n    os.execv(sys.executable, [sys.executable, '-c', 'import ctypes, time; "
+        'ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0); time.sleep(600)\'])\ntime.sleep(0.3)'
+    ),
+}
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for all processes of a program: the kernel keeps fifteen characters."""
+    return f"g{secrets.token_hex(6)}"
+
+
+@pytest.fixture(autouse=True)
+def clean(name: str) -> Iterator[None]:
+    """Look for processes and folders that are left of a program."""
+    yield
+    assert rungs.processes(name) == []
+    assert list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")) == []
+
+
+def run(kind: str, code: str, name: str, **settings: float) -> Outcome:
+    program = rungs.NAMED.replace("{name}", name) + code.replace("{name}", name)
+    return rungs.sandbox(kind, **{**SMALL, **settings}).run(program)
+
+
+@pytest.mark.parametrize("what", GREEDY)
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_what_uses_too_much_is_ended(kind: str, what: str, name: str) -> None:
+    code, limit = GREEDY[what]
+    short = {"cpu_seconds": 1.0} if limit == "cpu_seconds" else {}
+    outcome = run(kind, code, name, **short)
+    assert outcome.limit == limit, outcome
+    assert len(outcome.stdout) <= 64 << 10 and len(outcome.stderr) <= 64 << 10
+    assert outcome.timed_out == (limit == "cpu_seconds") and outcome.out_of_memory == (limit == "memory_gb")
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_what_does_not_end_is_ended(kind: str, what: str, name: str) -> None:
+    outcome = run(kind, f"print('begun', flush=True)\n{ENDLESS[what]}", name, **QUICK)
+    assert (outcome.limit, outcome.status, outcome.stdout) == ("seconds", None, "begun\n"), outcome
+
+
+@pytest.mark.parametrize("what", SURVIVORS)
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_what_a_program_has_started_ends_with_it(kind: str, what: str, name: str) -> None:
+    outcome = run(kind, f"{SURVIVORS[what]}\nprint('done')", name)
+    assert outcome.ended_well and outcome.stdout == "done\n", outcome
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_a_file_grows_no_larger_than_it_may(kind: str, name: str) -> None:
+    code = "file = open('f', 'wb', buffering=0)\ntry:\n    while True:\n        file.write(bytes(100000))\n"
+    code += "except OSError as error:\n    print(error.errno, os.path.getsize('f'))\n"
+    code += "try:\n    os.truncate(file.fileno(), 1 << 30)\nexcept OSError as error:\n    print(error.errno)\n"
+    outcome = run(kind, code, name)
+    assert outcome.stdout.split() == ["27", str(1 << 20), "27"], outcome
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+@pytest.mark.parametrize("who", ["caller", "supervisor"])
+def test_it_ends_where_its_supervisor_or_its_caller_is_killed(kind: str, who: str, name: str) -> None:
+    program = rungs.NAMED.replace("{name}", name) + "os.fork(), os.fork()\ntime.sleep(600)"
+    code = (
+        "import sys\nfrom gspo_hpc.config.schema import Sandbox as Settings\n"
+        "from gspo_hpc.sandbox.runner import Sandbox\n"
+        "Sandbox(Settings(kind=sys.argv[1], seconds=600.0)).run(sys.argv[2])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, kind, program], stderr=subprocess.PIPE, text=True) as caller:
+        deadline = time.monotonic() + 60
+        while len(rungs.processes(name)) < 4:
+            assert time.monotonic() < deadline and caller.poll() is None
+            time.sleep(0.05)
+        children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
+        os.kill(caller.pid if who == "caller" else int(children[-1]), signal.SIGKILL)
+        while rungs.processes(name) or list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")):
+            assert time.monotonic() < deadline, rungs.processes(name)
+            time.sleep(0.05)
+        _, said = caller.communicate(timeout=60)
+    if who == "supervisor":
+        assert "SandboxError: the supervisor of a program gave no answer (exit status -9)" in said
