@@ -55,7 +55,7 @@ TRAINER = ("seconds/update", "seconds/old_logprobs", "seconds/sync")
 def command(folder: Path, run: Path, rollouts: int, settings: tuple[str, ...]) -> list[str]:
     """Return the command of a run."""
     return [
-        *(sys.executable, "-m", "gspo_hpc", "train", str(REPO / "configs" / "tiny_cpu.yaml")),
+        *(sys.executable, "-P", "-m", "gspo_hpc", "train", str(REPO / "configs" / "tiny_cpu.yaml")),
         f"run.dir={run}",
         f"run.max_steps={2 * rollouts}",
         f"model.path={folder / 'model'}",
