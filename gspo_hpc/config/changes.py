@@ -62,9 +62,11 @@ _NOT_GIVEN = "(not given)"
 def difference(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Return (key, old value, new value) for every key that differs, in the order of schema.py.
 
-    Free-form values such as rollout.engine are compared key by key.
+    Free-form values such as rollout.engine are compared key by key, and so are sources of data where they are the same
+    in number and in name.
     """
-    before, after = _flat(old), _flat(new)
+    named = [[one.name for one in config.data.sources] for config in (old, new)]
+    before, after = (_flat(config, by_source=named[0] == named[1]) for config in (old, new))
     pairs = [(key, before.get(key, _NOT_GIVEN), after.get(key, _NOT_GIVEN)) for key in before | after]
     # Compared as JSON, which tells 1 from 1.0 and from true.
     return [row for row in pairs if json.dumps(row[1], sort_keys=True) != json.dumps(row[2], sort_keys=True)]
@@ -90,13 +92,16 @@ def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     return [row for row in difference(old, new) if not may_change(row[0]) or row[0] in refused]
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    """Return the value of every dotted key, in order; mappings are taken apart."""
+def _flat(config: Config, *, by_source: bool = False) -> dict[str, Any]:
+    """Return the value of every dotted key, in order; mappings are taken apart, and on request sources of data."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and (value or prefix.count(".") < 2):  # an empty mapping inside is a value
             for key, item in value.items():
                 yield from walk(f"{prefix}.{key}", item)
+        elif by_source and prefix == "data.sources":
+            for number, item in enumerate(value):
+                yield from ((f"{prefix}[{number}].{key}", one) for key, one in item.items())
         else:
             yield prefix, value
 

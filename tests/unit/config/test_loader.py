@@ -15,7 +15,7 @@ from gspo_hpc.config import paths, plugins
 from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
 from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
 from gspo_hpc.config.reading.config_yaml import Reader
-from gspo_hpc.config.schema import Config, Container, RewardFunction, Tool, keys, limits, plain_type
+from gspo_hpc.config.schema import Config, Container, RewardFunction, Source, Tool, keys, limits, plain_type
 from gspo_hpc.config.section import Count, OneLine
 
 TOOLS = ("sbatch", "srun", "vLLM's", "torch.distributed,")  # names that a sentence may begin with
@@ -416,6 +416,7 @@ def test_the_table_of_changes_names_real_keys() -> None:
 def test_every_key_has_a_meaning_and_every_number_a_range() -> None:
     inner = {f"reward.functions.{name}": field for name, field in RewardFunction.model_fields.items()}
     inner |= {f"environment.tools.{name}": field for name, field in Tool.model_fields.items()}
+    inner |= {f"data.sources.{name}": field for name, field in Source.model_fields.items()}
     inner |= {f"slurm.container.{name}": field for name, field in Container.model_fields.items()}
     for name, field in (keys() | inner).items():
         text = field.description or ""
@@ -436,6 +437,21 @@ plain = st.recursive(
     st.none() | st.booleans() | st.integers() | numbers | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
+)
+
+
+sources = st.fixed_dictionaries(
+    {"files": words},
+    optional={
+        "eval": words,
+        "weight": st.floats(1e-12, 1e12),
+        "columns": st.dictionaries(words, st.none() | words.filter(bool), max_size=3),
+        "constants": st.dictionaries(words, plain, max_size=3),
+        "filter": st.dictionaries(words, words | numbers | st.lists(words | numbers, min_size=1), max_size=3)
+        | st.dictionaries(words, st.just({"min": 1, "max": 2.5})),
+        "tokens": st.lists(numbers, min_size=2, max_size=2),
+        "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
+    },
 )
 
 
@@ -475,6 +491,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.dictionaries(words, plain, max_size=3))
             elif key == "environment.tools":
                 value = [{"function": "calculator", "parameters": draw(st.dictionaries(words, plain))}]
+            elif key == "data.sources":
+                value = [draw(sources) | {"name": f"s{place}"} for place in range(draw(st.integers(0, 3)))]
             elif typing.get_origin(base) is tuple:
                 value = [{"function": "number", "weight": draw(numbers), "args": draw(st.dictionaries(words, plain))}]
             else:

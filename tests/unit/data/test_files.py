@@ -201,6 +201,8 @@ def test_a_saved_folder_names_no_files_outside_of_it(tmp_path: Path, state: str,
 def test_files_of_a_folder_without_names_of_splits_are_all_trained_on(tmp_path: Path) -> None:
     jsonl(tmp_path)
     assert len(load_rows(tmp_path, Data())) == len(ROWS)
+    with pytest.raises(ValueError, match="no file's name says that it is of the split 'test'; there are: a.jsonl"):
+        load_rows(f"{tmp_path}:test", Data())
     (tmp_path / "b.csv").write_text("prompt\nmore\n")
     with pytest.raises(ValueError, match=r"the same split as .csv and as .jsonl: name the files by a pattern"):
         load_rows(tmp_path, Data())

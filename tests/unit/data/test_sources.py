@@ -406,7 +406,10 @@ def test_files_of_every_source_are_those_that_the_run_began_with(tmp_path: Path)
     heavier = from_dict(
         {"run": {"dir": str(tmp_path / "run")}, "data": {"sources": [{**one, "weight": 1} for one in sources]}}
     )
-    assert "data.sources: " in same_run.changes(run, heavier), "weights cannot change within a run"
+    told = same_run.changes(run, heavier)
+    assert "data.sources[0].weight: None -> 1.0" in told and "columns" not in told, "weights cannot change within a run"
+    fewer = from_dict({"run": {"dir": str(tmp_path / "run")}, "data": {"sources": sources[:1]}})
+    assert "data.sources: (" in same_run.changes(run, fewer)
 
 
 def test_the_system_prompt_of_a_source(tmp_path: Path) -> None:

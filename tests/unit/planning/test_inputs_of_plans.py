@@ -56,7 +56,9 @@ def test_what_cannot_be_told_from_the_first_rows_is_left_to_the_run(text: str, t
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
     assert fields(file) == (("question", "other") if "other" in text else None)
-    assert fields(tmp_path) is None and fields(tmp_path / "none.jsonl") is None
+    (tmp_path / "empty").mkdir()
+    assert fields(tmp_path / "empty") is None and fields(tmp_path / "none.jsonl") is None
+    assert fields(tmp_path) == fields(file), "a folder has the fields of its files"
     assert fields(Path(__file__)) is None
 
 
