@@ -71,7 +71,10 @@ _PROJECTS: dict[str, _Signs] = {
         r"^verl\.trainer\.main$",
         keys=_sets("worker algorithm trainer", "worker.actor.global_batch_size"),
     ),
-    "rLLM": _Signs(r"^rllm(\.|$)"),
+    "rLLM": _Signs(
+        r"^rllm(\.|$)",
+        options=_sets("rllm/backend", "rllm.algorithm.adv_estimator", "rllm.workflow.n_parallel_tasks"),
+    ),
     "verifiers": _Signs(r"^verifiers(\.|$)|^vf-(rl|train|eval)$"),
     "Tinker": _Signs(r"^tinker(_cookbook)?(\.|$)"),
     "LLaMA-Factory": _Signs(r"^llamafactory(-cli|\.|$)", keys=_sets("stage finetuning_type")),

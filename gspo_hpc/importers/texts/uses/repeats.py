@@ -18,7 +18,7 @@ _LEAVES = ("exit", "_exit", "quit")
 
 
 class _Several(NamedTuple):
-    """Reasons why a file trains several times."""
+    """Reason why a file trains several times."""
 
     where: str  # the lines, and what stands there
     sure: bool  # it does so whenever the file runs
