@@ -481,6 +481,10 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.dictionaries(words, words, max_size=3))
             elif base in (tuple[str, ...], tuple[OneLine, ...]):
                 value = draw(st.lists(st.from_regex("[a-z]{1,5}", fullmatch=True), max_size=3))
+            elif key == "sandbox.url":
+                value = draw(st.sampled_from(["http://host:8080", "https://host/place"]))
+            elif key == "sandbox.readable":
+                value = draw(st.lists(st.sampled_from(["/opt/lib", "/cvmfs/soft ware"]), max_size=2))
             elif key == "notify.urls":
                 value = draw(st.lists(st.sampled_from(["env:NOTES", "file:~/notes"]), max_size=3))
             elif base == tuple[Count, ...]:
