@@ -154,6 +154,9 @@ def of_keys(raw: Mapping[Any, Any]) -> str | None:
 _MODULE = re.compile(r"(?:^|[\s;\"'(])(?:from|import|-m|--module)[\s=]+([A-Za-z_][\w.]*)", re.MULTILINE)
 _FILE = re.compile(r"(?:^|[\s\"'(=])((?:[\w.${}-]*/)*[\w.-]+\.py)(?=$|[\s\"')\\;])", re.MULTILINE)
 
+_WITHIN = re.compile(
+    r"\bcd[ \t]+([\w./-]+)[ \t]*&&[ \t]*(?:bash|sh|python3?|uv run)[ \t]+([\w./-]+)"
+)  # cd slime && bash run.sh
 _VALUE = re.compile(r"(?:^|\s)--[\w-]+[\s=]+([A-Z][\w-]*)(?=$|\s)", re.MULTILINE)
 
 
@@ -162,7 +165,7 @@ def of_text(text: str) -> str | None:
 
     An option's value is a project's name only as that spells it, and if it is no word in small or large letters alone.
     """
-    given = [*_MODULE.findall(text), *_FILE.findall(text)]
+    given = [*_MODULE.findall(text), *_FILE.findall(text), *map("/".join, _WITHIN.findall(text))]
     named = {name for name in _VALUE.findall(text) if not name.islower() and not name.isupper()}
     found = [project for project, signs in _PROJECTS.items()
              if project in named or (signs.word and any(re.search(signs.word, word) for word in given))]  # fmt: skip

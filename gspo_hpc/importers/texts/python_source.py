@@ -76,10 +76,6 @@ def read(text: str, place: Path | None = None) -> PythonRun:
     imports = tuple(dict.fromkeys(_imports(module)))
     if project := foreign.of_imports(imports):
         raise foreign.refusal(project)
-    theirs = trainers_beside.of_file(tree, place)
-    tree.trainers = frozenset(theirs)
-    for name, one in theirs.items():
-        files.read.setdefault(one.file, []).append(name)
     calls = tree.calls
     if other := trl_kinds.class_of_another(tree):
         return PythonRun({}, False, (*imports, "trl"), other)
@@ -102,6 +98,10 @@ def read(text: str, place: Path | None = None) -> PythonRun:
         left = dict(_foreign_trainers(tree))
         run = PythonRun({}, False, imports, trainer, left=left, unread=_unread(tree, own), absent=absent)
         return run._replace(doubts=(f"a class that is not at hand ({absent.partition(' ')[0]})",)) if absent else run
+    theirs = trainers_beside.of_file(tree, place)
+    tree.trainers = frozenset(theirs)
+    for name, one in theirs.items():
+        files.read.setdefault(one.file, []).append(name)
     seeds = made or [
         call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _parsers(calls)
     ]

@@ -386,7 +386,7 @@ def test_scripts_are_read_as_bash_does(script: str) -> None:
     ("script", "words"),
     [
         ("a \\ \n  b\r\nc", [("a", "b"), ("c",)]),  # a blank after the continuation: meant as one
-        ('a ${Z} $((M + 1)) "$(f x y)" $R', [("a", "${Z}", "$((M...))", "$(f...)", "$R")]),
+        ('a ${Z} $((M + 1)) "$(f x y)" $R', [("a", "${Z}", "$((M+1))", "$(f...)", "$R")]),
         ("a $@ ${@:2} ${1:-b}", [("a", "b")]),
         ("a 2>&1 | c log &\nb &> d", [("a",), ("c", "log"), ("b",)]),
         ("if some_program; then a; fi; b", [("b",)]),

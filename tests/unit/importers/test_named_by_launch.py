@@ -39,6 +39,7 @@ def test_a_word_names_no_project(text: str) -> None:
         ("cat <<END | docker exec -i box python\nfrom tinker_cookbook import train\nEND\n", "Tinker"),
         ("if false; then\n  echo\nfi\nbox exec 'python examples/run_grpo.py a=1 &'\n", "NeMo-RL"),
         ("own --engine OpenRLHF\n", "OpenRLHF"),
+        ("box exec 'cd slime && bash run.sh'\n", "slime"),
         ("python -m examples.countdown.train rllm/backend=fireworks training.learning_rate=1e-5\n", "rLLM"),
     ],
 )

@@ -13,6 +13,7 @@ HEAD = "import sys\nfrom trl import GRPOConfig, GRPOTrainer\n"
 CONFIG = "GRPOConfig(num_generations=4, learning_rate=1e-6)"
 TRAIN = f"t = GRPOTrainer(model='m/m', args={CONFIG}, reward_funcs=f, train_dataset=d); t.train()\n"
 RUN = f"def run(d):\n    {TRAIN}"
+MAKE, OF = f"def make():\n    return {CONFIG}\n", "GRPOTrainer(model='m/m', args=make(), reward_funcs=f)"
 METHOD = f"class Runs:\n    def run(self, d):\n        {TRAIN}    def main(self):\n        {{}}Runs().main()\n"
 SEVERAL = "so it starts several runs: leave one in the file"
 
@@ -32,6 +33,7 @@ SEVERAL = "so it starts several runs: leave one in the file"
         (f"{RUN}if __name__ == '__main__':\n    for d in [a, b]:\n        run(d)\n", "line 6: for d in [a, b]"),
         (f"{TRAIN.replace('t.train()', '')}for i in range(2):\n    t.train()\n", "line 4: for i in range(2)"),
         (f"{RUN}run(a)\nrun(b)\n", "lines 5 and 6: run(a) and run(b)"),
+        (f"{MAKE}t = {OF}\nt.train()\nu = {OF}\nu.train()\n", "lines 6 and 8: t.train() and u.train()"),
     ],
 )
 def test_a_file_that_trains_several_times_is_refused(text: str, where: str) -> None:
@@ -84,6 +86,8 @@ def test_a_file_that_trains_several_times_perhaps_is_told(text: str, where: str)
         f"{RUN}run(a) if x else run(b)\n",
         f"{RUN}try:\n    run(a)\nexcept ValueError:\n    run(b)\n",
         f"{RUN}def first():\n    run(a)\ndef second():\n    run(b)\nCOMMANDS[sys.argv[1]]()\n",
+        f"{MAKE}t = {OF}\nif x:\n    t.train(resume_from_checkpoint=x)\nelse:\n    t.train()\n",
+        f"{MAKE}t = {OF}\ntry:\n    t.train(resume_from_checkpoint=True)\nexcept ValueError:\n    t.train()\n",
         f"{TRAIN}for i in range(2):\n    t.evaluate()\n",
     ],
 )

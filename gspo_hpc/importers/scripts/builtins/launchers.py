@@ -218,7 +218,8 @@ def _environment(reader: Reader, words: Sequence[str], what: str = "script") -> 
     if names[0] in ("srun", "salloc"):
         own = [name for name in seen.values if name.startswith("SLURM_")]
         seen = seen._replace(values={**seen.values, **dict.fromkeys(own, Unknown(f"is set by {names[0]}"))})
-    if nodes := _NODES.search(" ".join(words)) if names[0] == "srun" else None:  # those of the step
+    nodes = _NODES.search(" ".join(words)) if names[0] == "srun" and "SLURM_NNODES" in reader.scope.batch else None
+    if nodes:  # those of the step, of all that the job has
         batch = {name: value for name, value in reader.scope.batch.items() if name != "SLURM_NNODES"}
         seen = seen._replace(batch=batch | ({"SLURM_NNODES": nodes[1]} if nodes[1].isdecimal() else {}))
     lost = {*gone, *(f"export {name}" for name in gone)}

@@ -60,7 +60,7 @@ def _merged(
         other = None if path is None else parsed[path]
         if path is None or other is None:
             name = "." * node.level + (node.module or "")
-            found.absent.update({item.name: name for item in node.names if item.name.endswith(_ENDS)})
+            found.absent.update({item.asname or item.name: name for item in node.names})
             body.append(node)
             continue
         inner = _merged(other, path, depth + 1, {item.name for item in node.names}, parsed)
@@ -237,7 +237,8 @@ def not_at_hand(module: ast.Module, absent: dict[str, str]) -> str:
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         given = [part.id for item in (*call.args, *(word.value for word in call.keywords)) for part in ast.walk(item)
                  if isinstance(part, ast.Name)] if "arser" in called(call) else []  # fmt: skip
-        names |= dict.fromkeys(name for name in (called(call), *given) if name in absent)
+        made = [called(call)] if called(call).endswith(_ENDS) else []
+        names |= dict.fromkeys(name for name in (*made, *given) if name in absent)
     for name in sorted(names, key=lambda name: ("GRPO" not in name, not name.endswith("Config"))):
         file = absent[name].lstrip(".").replace(".", "/")
         return f"{name} is a class of {absent[name]}, which is not at hand: put {file}.py beside the file"

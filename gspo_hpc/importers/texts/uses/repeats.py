@@ -32,6 +32,7 @@ def several(tree: Tree, objects: ObjectMap, value: Callable[[ast.expr], Any]) ->
     trains = [call for call in tree.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "train"
               and any(item.kind == "trainer" for item in objects.of(call.func.value))]  # fmt: skip
     found = [one for call in trains or objects.trainers() for one in _repeats(tree, call, value, 0, True)]
+    found += _pairs(tree, trains, True)
     for one in found:
         if one.sure:
             raise ValueError(f"{one.where}, so it starts several runs: leave one in the file")
@@ -55,8 +56,13 @@ def _repeats(tree: Tree, node: ast.AST, value: Callable[[ast.expr], Any], depth:
     sites = list(_sites(tree, above))
     for site in sites:
         yield from _repeats(tree, site, value, depth + 1, sure)
-    for number, one in enumerate(sites):
-        for other in sites[number + 1 :]:
+    yield from _pairs(tree, sites, sure)
+
+
+def _pairs(tree: Tree, calls: Sequence[ast.Call], sure: bool) -> Iterator[_Several]:
+    """Yield the first two calls of a function that may both run, if there are such."""
+    for number, one in enumerate(calls):
+        for other in calls[number + 1 :]:
             if tree.function_of(one) is tree.function_of(other) and not _is_either(tree, one, other):
                 both = f"lines {one.lineno} and {other.lineno}: {shown(one)} and {shown(other)}: both train"
                 yield _Several(both, sure and _runs(tree, one) and _runs(tree, other))
