@@ -215,7 +215,10 @@ def warnings(config: Config) -> list[str]:
     if is_known(config.algorithm):
         resolve(config.algorithm)
     found: list[str] = []
-    if updates_per_rollout(config.batch) == 1 and rewards_count(config) and not older_weights_sample(config):
+    engines = (
+        older_weights_sample(config) or config.algorithm.correction == "bypass"
+    )  # whose log-probs are the old ones
+    if updates_per_rollout(config.batch) == 1 and rewards_count(config) and not engines:
         found.append(
             "clipping is inert: one update per rollout (steps_per_generation 1, num_iterations 1) leaves every ratio "
             "at 1; the GSPO paper makes 4 (batch.steps_per_generation: 4)"

@@ -59,6 +59,8 @@ _COUNTED = (  # arguments whose values are counts or sizes, besides those that h
     *("max_num_partial_prefills", "swap_space"),
 )
 
+LATER_OR_EARLIER = frozenset(("max_num_partial_prefills", "swap_space"))  # arguments of some versions of vLLM alone
+
 ONLY_ENGINE_VALUES = {  # arguments that have one value here, which engines have without them
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,

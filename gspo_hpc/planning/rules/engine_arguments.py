@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.engine_arguments import (
     ENGINE_VALUES,
+    LATER_OR_EARLIER,
     ONLY_ENGINE_VALUES,
     OWN_ENGINE_ARGUMENTS,
     VLLM_ARGUMENTS,
@@ -187,7 +188,7 @@ def _spelling(plan: PlanBuilder) -> Iterator[str]:
 
 def lacks(key: str) -> str | None:
     """Return the version of vLLM here if it has no such argument; None if it has, and where none is installed."""
-    if key in ENGINE_VALUES or key in OWN_ENGINE_ARGUMENTS:
+    if (key in ENGINE_VALUES and key not in LATER_OR_EARLIER) or key in OWN_ENGINE_ARGUMENTS:
         return None
     from gspo_hpc.planning import installed  # only here: most plans have no argument of the kind
 

@@ -21,6 +21,7 @@ from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning import layouts
 from gspo_hpc.planning.estimates import memory
 from gspo_hpc.planning.estimates.phases import HEADROOM
+from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.planning.suggest import batches
 
 PRESET = paths.PACKAGE.parent / "configs" / "qwen2.5_7b_tp2.yaml"
@@ -138,6 +139,8 @@ def test_updates_of_a_rollout(
     given: int, value: int, reason: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds over the same completions divide a rollout into no more parts."""
+    if given == 1 and rounds > 1:
+        reason = "a pass over a rollout is one update"  # the second round has other ratios than 1
     words = [f"batch.steps_per_generation={given}", f"batch.num_iterations={rounds}"]
     found = advised(monkeypatch, {}, *words)["batch.steps_per_generation"]
     assert found.value == value and found.reason.startswith(reason)
@@ -168,3 +171,24 @@ def test_a_layout_that_is_tight_gets_a_budget_that_leaves_as_much() -> None:
     one = search.ranked(1)[0]
     assert 0.0 < one.memory.headroom < batches.HEADROOM
     assert [advice.value for advice in batches._budget(search, one)] == [2048]
+
+
+@pytest.mark.parametrize(
+    ("words", "on_policy"),
+    [
+        ([], True),
+        (["rollout.unfinished=continue", "rollout.oversampling_factor=1.5"], False),
+        (["rollout.unfinished=drop", "rollout.oversampling_factor=1.5"], True),
+        (["algorithm.correction=bypass"], False),
+        (["algorithm.name=gspo_token", "algorithm.top_entropy_quantile=0.2"], False),
+    ],
+)
+def test_ratios_are_not_called_1_where_the_weights_that_sampled_are_gone(
+    words: list[str], on_policy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["suggest", "qwen2.5_7b_tp2", "batch.steps_per_generation=1", *words, "--limit=1"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("every ratio is 1" in told) is on_policy and "batch.steps_per_generation=1" in told
+    config = load(Path("configs/qwen2.5_7b_tp2.yaml"), ["batch.steps_per_generation=1", *words])
+    inert = any("clipping is inert" in one for one in make_plan(config).warnings)
+    assert inert is (on_policy or "algorithm.name=gspo_token" in words)

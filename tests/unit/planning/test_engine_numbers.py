@@ -157,3 +157,10 @@ def test_what_estimates_leave_aside_is_said() -> None:
     assert both.startswith("rollout.engine.kv_cache_dtype (fp8) and rollout.engine.quantization (fp8) are not counted")
     (one,) = notes(kv_cache_dtype="fp8")
     assert one.startswith("rollout.engine.kv_cache_dtype (fp8) is not counted") and "a cache in bfloat16" in one
+
+
+@pytest.mark.parametrize("key", ["swap_space", "max_num_partial_prefills"])
+def test_arguments_of_other_versions_alone_are_refused(key: str) -> None:
+    """Their values are known here, and `train` refused them only once vLLM did."""
+    (broken,) = make_plan(from_dict({"rollout": {"engine": {key: 4}}})).broken
+    assert broken.rule == "engine_argument_spelling" and "which is installed here" in broken.message
