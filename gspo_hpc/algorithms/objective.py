@@ -23,7 +23,7 @@ from gspo_hpc.config.algorithm import (
     RatioOf,
     TrustRegion,
 )
-from gspo_hpc.config.derived import older_weights_sample, rewards_count, updates_per_rollout
+from gspo_hpc.config.derived import every_ratio_is_one, rewards_count
 from gspo_hpc.config.schema import Config
 
 if TYPE_CHECKING:
@@ -215,10 +215,7 @@ def warnings(config: Config) -> list[str]:
     if is_known(config.algorithm):
         resolve(config.algorithm)
     found: list[str] = []
-    engines = (
-        older_weights_sample(config) or config.algorithm.correction == "bypass"
-    )  # whose log-probs are the old ones
-    if updates_per_rollout(config.batch) == 1 and rewards_count(config) and not engines:
+    if every_ratio_is_one(config) and rewards_count(config):
         found.append(
             "clipping is inert: one update per rollout (steps_per_generation 1, num_iterations 1) leaves every ratio "
             "at 1; the GSPO paper makes 4 (batch.steps_per_generation: 4)"

@@ -74,6 +74,12 @@ def has_unseen(data: Data) -> bool:
     return data.eval is not None or data.train_ratio < 1 or any(one.eval is not None for one in data.sources)
 
 
+def every_ratio_is_one(config: Config) -> bool:
+    """Return True if the weights that sampled make the only update of a rollout, and the old log-probs are theirs."""
+    older = older_weights_sample(config) or config.algorithm.correction == "bypass"  # then they are the engine's
+    return updates_per_rollout(config.batch) == 1 and not older
+
+
 def passes_needed(config: Config) -> Passes:
     """Return the log-prob passes of a step.
 

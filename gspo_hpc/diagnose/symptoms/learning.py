@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo_hpc.config.constants import OVERCLIPPED
-from gspo_hpc.config.derived import engine_dtype, rewards_count, updates_per_rollout
+from gspo_hpc.config.derived import engine_dtype, every_ratio_is_one, rewards_count, updates_per_rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, Point, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.excerpts import one_line
 from gspo_hpc.diagnose.registry import Finding, symptom
@@ -263,7 +263,7 @@ def clipping_never_active(run: Evidence) -> Finding | None:
     clip = run.config.algorithm
     if not rewards_count(run.config):  # a teacher is the only signal, and has no clip range
         return None
-    if updates_per_rollout(run.config.batch) == 1:
+    if every_ratio_is_one(run.config):
         if len(run.records) < ENOUGH:
             return None
         return Finding(

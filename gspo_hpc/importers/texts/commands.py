@@ -41,8 +41,10 @@ _INSISTED = (
 )
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
-# First words of files that are started beside a training, and do not train themselves.
-_NO_TRAINING = re.compile(r"(?i)(eval|evaluate|evaluation|test|infer|inference|merge|plot|benchmark|score)[_.-]")
+# Names of files that are started beside a training, and do not train themselves.
+_NO_TRAINING = re.compile(
+    r"(?i)(?!.*train)(.*[_.-])?(eval|evaluate|evaluation|test|infer|inference|merge|plot|benchmark|score)[_.-]"
+)
 # Scripts that read the YAML of a run and do not train.
 _BESIDE = re.compile(
     r"(?i)eval|test|infer|generat|push|upload|merge|plot|export|serve|convert|prepare|sample|filter|data"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gspo_hpc.config.derived import older_weights_sample, passes_needed, updates_per_rollout
+from gspo_hpc.config.derived import every_ratio_is_one, passes_needed, updates_per_rollout
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.planning.estimates import memory
 from gspo_hpc.planning.estimates.phases import HEADROOM
@@ -108,8 +108,7 @@ def _rollout(search: Search, one: Candidate) -> Iterator[Advice]:
     if updates > USUAL_UPDATES:
         reason = f"the last of {updates} updates of a rollout are far from the policy that sampled, so more is clipped"
     elif updates == 1:
-        known = not older_weights_sample(config) and config.algorithm.correction != "bypass"
-        if known and config.batch.num_iterations == 1 and not passes_needed(config).old_logprobs:
+        if every_ratio_is_one(config) and not passes_needed(config).old_logprobs:
             reason = "on-policy: every ratio is 1, nothing is clipped, and no pass for old log-probs is made"
         else:
             reason = (

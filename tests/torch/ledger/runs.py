@@ -28,6 +28,7 @@ from gspo_hpc.planning.estimates.phases import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, loop, phases, probe, reference, sync
 from gspo_hpc.training import checkpoints as saves
@@ -79,8 +80,9 @@ def run(job: Job, cursor: Cursor, monkeypatch: pytest.MonkeyPatch, model: Path) 
         clock: Any = parts.Clock()
         weight_sync = WeightSync(policy, [[1, 2, 3]], clock.monitor)
         console: Any = SimpleNamespace(note=lambda text: None)
-        unused: Any = None  # the run's directory and its attempt
-        started = train.TrainingJob(unused, unused, config, ranks, console)._start_worker(
+        run: Any = SimpleNamespace(rollouts=rollouts)
+        unused: Any = None  # its attempt
+        started = train.TrainingJob(run, unused, config, ranks, console)._start_worker(
             weight_sync, clock.monitor, Baseline()
         )
         worker = LedgerWorker(**{name: vars(started)[name] for name in LedgerWorker.__dataclass_fields__})
@@ -152,7 +154,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """Have what follows run on the job's cards, with its ranks in place of torch.distributed's."""
     world, node = job.world, job.node
     store = dist.HashStore()
-    monkeypatch.setattr(phases.journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
     for module in (offload, bringup):
         monkeypatch.setattr(module, "barrier", world.wait)
     for module in (sync, loop, saves):
@@ -165,7 +167,7 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(bringup, "dist", SimpleNamespace(get_world_size=lambda: world.size, **known))
     monkeypatch.setattr(bringup, "store", lambda: store)
     monkeypatch.setattr(bringup, "largest", lambda values, device: list(map(max, *world.gather(values), values)))
-    monkeypatch.setattr(bringup, "RewardPool", lambda reward, **named: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(bringup, "RewardPool", lambda *given, **named: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: node.empty_cache(world.rank))
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     monkeypatch.setattr(loop.update, "step", parts.train_step)

@@ -503,6 +503,14 @@ def test_a_policy_that_comes_no_nearer_to_its_teacher(
 def test_one_update_a_rollout_is_a_note() -> None:
     run = evidence(lambda s: {"update": 0, "clip_fraction": 0.0}, batch={"steps_per_generation": 1})
     assert (only(run).name, only(run).severity) == ("clipping_never_active", "note")
+    for algorithm, rollout in (({"correction": "bypass"}, {}), ({}, {"unfinished": "continue"})):
+        other = evidence(
+            lambda s: {"update": 0, "clip_fraction": 0.1},
+            batch={"steps_per_generation": 1},
+            algorithm=algorithm,
+            rollout=rollout,
+        )
+        assert "clipping_never_active" not in names(other), "ratios are to the engine's log-probs, and not 1"
 
 
 @pytest.mark.parametrize(

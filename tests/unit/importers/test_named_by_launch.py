@@ -177,7 +177,17 @@ def test_a_sum_of_an_unknown_sum_can_be_read_again(sum_: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["evaluate_after_grpo", "eval_grpo", "test-grpo", "infer_grpo", "merge_grpo", "plot_grpo"]
+    "name",
+    [
+        "evaluate_after_grpo",
+        "eval_grpo",
+        "test-grpo",
+        "infer_grpo",
+        "merge_grpo",
+        "plot_grpo",
+        "grpo_eval",
+        "run_grpo_test",
+    ],
 )
 def test_what_follows_a_training_is_no_second_run(name: str) -> None:
     """An option that TRL has, too, made it one, and the file was refused for two runs."""
