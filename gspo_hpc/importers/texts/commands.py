@@ -41,10 +41,6 @@ _INSISTED = (
 )
 UNTOLD = "is started without an argument of TRL that says how to train, and makes no GRPOConfig that is read"
 _OTHER_TRAINERS = re.compile(r"(?i)(^|[/_.-])(dpo|sft|ppo|kto|orpo|rloo|reward|gkd|online_dpo|xpo|bco)([/_.-]|$)")
-# Names of files that are started beside a training, and do not train themselves.
-_NO_TRAINING = re.compile(
-    r"(?i)(?!.*train)(.*[_.-])?(eval|evaluate|evaluation|test|infer|inference|merge|plot|benchmark|score)[_.-]"
-)
 # Scripts that read the YAML of a run and do not train.
 _BESIDE = re.compile(
     r"(?i)eval|test|infer|generat|push|upload|merge|plot|export|serve|convert|prepare|sample|filter|data"
@@ -200,9 +196,6 @@ def _from_python_file(
     known = tables.load("trl").known & {*given}
     shown = _trains_with_trl(command.words[number + 1 :])
     likely = shown or re.search(r"grpo|gspo", name) is not None
-    if text is None and source != "trl" and not shown and _NO_TRAINING.match(name):
-        others.append(f"{word} does not train, by its name; --from trl takes it for one with a GRPOConfig")
-        return None
     if source != "trl" and not known and not given.get("config"):
         if re.search(r"grpo|gspo", name):
             others.append(f"{word} {UNTOLD}")

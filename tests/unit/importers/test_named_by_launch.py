@@ -174,26 +174,3 @@ def test_a_sum_of_an_unknown_sum_can_be_read_again(sum_: str) -> None:
     found = convert(f'{begin}srun bash -c "NPROC_PER_NODE=$TRAIN {SWIFT}"\n', name="run.sh")
     assert len(found.open) == 1 and found.open[0].startswith("NPROC_PER_NODE=$((")
     assert found.config.batch.num_generations == 8
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "evaluate_after_grpo",
-        "eval_grpo",
-        "test-grpo",
-        "infer_grpo",
-        "merge_grpo",
-        "plot_grpo",
-        "grpo_eval",
-        "run_grpo_test",
-    ],
-)
-def test_what_follows_a_training_is_no_second_run(name: str) -> None:
-    """An option that TRL has, too, made it one, and the file was refused for two runs."""
-    train = "python train_grpo.py --model_name_or_path m --learning_rate 2e-6 --num_generations 8 --beta 0.1\n"
-    after = f"python {name}.py --lora_path out --output_dir results --seed 3\n"
-    assert convert(train + after).config.optimizer.lr == 2e-6
-    with pytest.raises(ValueError, match="does not train, by its name"):
-        convert(after)
-    assert convert(train.replace("train_grpo", name)).config.optimizer.lr == 2e-6, "its arguments show that it trains"
