@@ -27,7 +27,7 @@ from gspo_hpc.evaluation import stored
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import new_job_folder, record_job
-from gspo_hpc.runs.journal import Journal, read_journals
+from gspo_hpc.runs.journal import CARRIED, Journal, read_journals
 from gspo_hpc.runs.sweep import SweepDir
 from tests.swanlab_server import SwanlabServer
 from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
@@ -295,7 +295,10 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     sample_record.append(sample_record.path_of(record, 0), sample_record.packed([group(1, 0)]))
     for path in (checkpoint, adapters[0]):
         shutil.copytree(path, made.checkpoints / path.name)
-    Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1).close()
+    for what in ("journal", "turns", *CARRIED):
+        Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1, kind=what).close()
+    for name in ("carried", "pass_rates", "sources"):  # of runs with partial rollouts, a curriculum, several sources
+        (made.checkpoints / checkpoint.name / f"{name}.json").write_text("[]")
     made.plan.write_text("{}")
     made.experts.write_text("{}")
     for step in (1, 2):
