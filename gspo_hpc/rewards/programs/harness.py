@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gspo_hpc.sandbox.outcomes import Outcome
 
 Verdict = Literal["right", "wrong", "crashed", "not_compiled", "too_slow"]
+_TOLD: tuple[Verdict, ...] = ("right", "wrong", "crashed")  # of an assertion
 
 TEXT = """
 import json, os, sys, traceback
@@ -63,15 +64,23 @@ def question(program: str, assertions: Sequence[str]) -> tuple[str, str]:
 
 
 def verdicts(outcome: Outcome, word: str, count: int) -> list[Verdict]:
-    """Return what became of each of so many assertions; where the program ended before one, how it ended."""
-    found: dict[int, Verdict] = {}
-    for line in outcome.stdout.splitlines():
-        if line.startswith(f"{word} "):
-            _, place, verdict = line.split()
-            found[int(place)] = verdict  # type: ignore[assignment]
-    if found.get(0) == "not_compiled":
+    """Return what became of each of so many assertions; where the program ended before one, how it ended.
+
+    A program can find the word and write lines of its own. So the lines must be those that the harness writes: one for
+    each assertion, in order, or the one of a program that does not compile. Otherwise all assertions are crashed.
+    """
+    told = [line.partition(" ")[2] for line in outcome.stdout.split("\n") if line.startswith(f"{word} ")]
+    if told == ["0 not_compiled"]:
         return ["not_compiled"] * count
-    return [found.get(place, how_it_ended(outcome)) for place in range(count)]
+    if len(told) > count:
+        return ["crashed"] * count
+    found: list[Verdict] = []
+    for place, line in enumerate(told):
+        verdict = next((one for one in _TOLD if line == f"{place} {one}"), None)
+        if verdict is None:
+            return ["crashed"] * count
+        found.append(verdict)
+    return found + [how_it_ended(outcome)] * (count - len(found))
 
 
 def how_it_ended(outcome: Outcome) -> Verdict:
