@@ -39,7 +39,7 @@ class _Program:
 
     def __init__(self, job: Job, folder: str | None) -> None:
         self.job, self.folder = job, folder
-        self.began = time.monotonic()
+        self.began, self._meter = time.monotonic(), usage.Meter()
         self.guard, self._guarded = _start_guard(folder)
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         self.out, self.error, self._status = (reading for reading, _ in ends)
@@ -59,7 +59,7 @@ class _Program:
     def excess(self) -> Limit | None:
         """Return the limit that the program is beyond."""
         limits = self.job.limits
-        used = usage.of(self.processes())
+        used = self._meter.look(self.processes())
         if used.tasks > limits.processes + jails.OVERHEAD[self.job.kind]:
             return "processes"
         if used.memory > limits.memory_bytes:

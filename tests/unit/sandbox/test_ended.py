@@ -39,9 +39,18 @@ GREEDY = {
         "time.sleep(60)",
         "memory_gb",
     ),
-    "shared memory of several processes": (
-        "import mmap\nfor _ in range(5):\n    if os.fork() == 0:\n        kept = mmap.mmap(-1, 100 << 20)\n"
+    "mapped memory of several processes": (
+        "import mmap\nfor _ in range(5):\n    if os.fork() == 0:\n"
+        "        kept = mmap.mmap(-1, 100 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         "        kept.write(bytes(100 << 20))\n        time.sleep(60)\ntime.sleep(60)",
+        "memory_gb",
+    ),
+    "memory of processes whose first thread has ended": (
+        "import threading\n\ndef grow():\n    time.sleep(0.1)\n    kept = os.urandom(1 << 20) * 100\n"
+        "    time.sleep(60)\n\nfor _ in range(3):\n    if os.fork() == 0:\n"
+        "        threading.Thread(target=grow).start()\n"
+        "        ctypes.CDLL(None).pthread_exit(None)\n"
+        "time.sleep(60)",
         "memory_gb",
     ),
     "output": ("while True:\n    print('x' * 1000)", "output_kb"),
@@ -57,6 +66,19 @@ GREEDY = {
         "disk_mb",
     ),
     "processor time of several processes": ("os.fork(), os.fork()\nwhile True:\n    pass", "cpu_seconds"),
+    "processor time of children that nobody waits for": (
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nhere, there = os.pipe()\nwhile True:\n"
+        "    if os.fork() == 0:\n        end = time.process_time() + 0.3\n        while time.process_time() < end:\n"
+        "            pass\n        os.write(there, b'x')\n        os._exit(0)\n    os.read(here, 1)",
+        "cpu_seconds",
+    ),
+    "processor time of orphans": (
+        "here, there = os.pipe()\nwhile True:\n    if (child := os.fork()) == 0:\n        if os.fork() == 0:\n"
+        "            end = time.process_time() + 0.3\n            while time.process_time() < end:\n"
+        "                pass\n            os.write(there, b'x')\n        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n    os.read(here, 1)",
+        "cpu_seconds",
+    ),
     "a power that takes long in C": ("7 ** (7 ** 9)", "cpu_seconds"),
     "a regular expression that goes back for ever": (
         "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')",
@@ -141,6 +163,24 @@ def test_what_does_not_end_is_ended(kind: str, what: str, name: str) -> None:
 def test_what_a_program_has_started_ends_with_it(kind: str, what: str, name: str) -> None:
     outcome = run(kind, f"{SURVIVORS[what]}\nprint('done')", name)
     assert outcome.ended_well and outcome.stdout == "done\n", outcome
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_no_memory_is_shared_without_a_file(kind: str, name: str) -> None:
+    """Pages of such memory count for nobody once they are let go, though they stay; with a file the disk has them."""
+    code = (
+        "import mmap\n\ndef attempt(call):\n    try:\n        return call()[:4]\n"
+        "    except OSError as error:\n        return error.errno\n\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096)))\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED | 2 | mmap.MAP_ANONYMOUS)))\n"
+        "print(attempt(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)) in (2, 13))\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))\n"
+        "open('f', 'wb').write(b'text' * 1024)\n"
+        "print(attempt(lambda: mmap.mmap(os.open('f', os.O_RDWR), 4096)))\n"
+    )
+    outcome = run(kind, code, name)
+    zeros = str(bytes(4))
+    assert outcome.stdout.split() == ["12", "12", "True", zeros, "b'text'"], outcome
 
 
 @pytest.mark.parametrize("kind", rungs.KINDS)
