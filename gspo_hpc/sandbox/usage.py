@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+STOPPED, IN_THE_KERNEL = "TtZX", "D"  # states of tasks: stopped or ended; waiting where no signal but SIGKILL comes
 
 
 class Usage(NamedTuple):
@@ -46,6 +47,16 @@ def below(process: int) -> list[int]:
         found += more
         left += more
     return found
+
+
+def is_in(process: int, states: str) -> bool:
+    """Tell whether all threads of a process are in one of these states, or it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (thread / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] not in states:
+                    return False
+    return True
 
 
 class Meter:
