@@ -2,7 +2,8 @@
 
 It says what became of each on a line that begins with a word which the model's program does not know, on a copy of its
 standard output; what the program prints itself goes nowhere. Another process could not judge better: an assertion is
-code that runs beside the program, so a program that is written to deceive its tests can.
+code that runs beside the program, so a program that is written to deceive its tests can. Only the plainest way is
+closed: an object that says it equals whatever an assertion compares it with is not equal to a literal.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 Verdict = Literal["right", "wrong", "crashed", "not_compiled", "too_slow"]
 _TOLD: tuple[Verdict, ...] = ("right", "wrong", "crashed")  # of an assertion
 
-TEXT = """
-import json, os, sys, traceback
+TEXT = '''
+import ast, json, os, sys, traceback
 
 asked = json.loads(sys.stdin.readline())
 told, nothing, write = os.dup(1), os.open(os.devnull, os.O_RDWR), os.write
@@ -29,6 +30,42 @@ os.dup2(nothing, 1)
 
 def tell(word, place, verdict):
     write(told, f"{word} {place} {verdict}\\n".encode())
+
+
+def answers_itself(value):
+    """Tell whether a value, or one in it, has a comparison that the program or unittest.mock wrote."""
+    if type(value) in (list, tuple, set, frozenset):
+        return any(map(answers_itself, value))
+    if type(value) is dict:
+        return any(answers_itself(one) for pair in value.items() for one in pair)
+    code = getattr(type(value).__eq__, "__code__", None)
+    return code is not None and (
+        code.co_filename in ("program.py", "<string>") or type(value).__eq__.__module__ == "unittest.mock"
+    )
+
+
+def same(left, right):
+    return not answers_itself(left) and not answers_itself(right) and left == right
+
+
+def is_literal(node):
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+class Compared(ast.NodeTransformer):
+    """Has the harness compare what an assertion compares with a literal."""
+
+    def visit_Assert(self, node):
+        test = node.test
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+            sides = [test.left, *test.comparators]
+            if any(map(is_literal, sides)):
+                node.test = ast.Call(ast.Name("harness_same", ast.Load()), sides, [])
+        return node
 
 
 def run(word, program, assertions):
@@ -41,7 +78,9 @@ def run(word, program, assertions):
     exec(compiled, names)
     for place, assertion in enumerate(assertions):
         try:
-            exec(compile(assertion, "test.py", "exec"), names)
+            checked = ast.fix_missing_locations(Compared().visit(ast.parse(assertion, "test.py")))
+            names["harness_same"] = same
+            exec(compile(checked, "test.py", "exec"), names)
         except AssertionError:
             tell(word, place, "wrong")
         except BaseException:
@@ -54,7 +93,7 @@ def run(word, program, assertions):
 word, program, assertions = asked.pop("word"), asked.pop("program"), asked.pop("assertions")
 run(word, program, assertions)
 os._exit(0)
-"""
+'''
 
 
 def question(program: str, assertions: Sequence[str]) -> tuple[str, str]:

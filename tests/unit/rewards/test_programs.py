@@ -142,10 +142,43 @@ GRADED: dict[str, tuple[str, Any, float, str]] = {  # with `partial`: the reward
     "exits at once": ("import os\nos._exit(0)", ASSERTIONS, 0.0, "crashed"),
     "exits in the call": ("import os\ndef add(a, b):\n    os._exit(0)", ASSERTIONS, 0.0, "crashed"),
     "equals everything": (
-        "class All:\n    def __eq__(self, other):\n        return other == 3\n\ndef add(a, b):\n    return All()",
+        "class All:\n    def __eq__(self, other):\n        return True\n\ndef add(a, b):\n    return All()",
         ASSERTIONS,
-        0.25,
+        0.0,
         "wrong",
+    ),
+    "equals everything within": (
+        "class All(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n\n"
+        "def add(a, b):\n    return {'sum': [(All(),)]}",
+        [
+            "assert add(1, 2) == {'sum': [(3,)]}",
+            "def check(f):\n    assert {'sum': [(4,)]} == f(2, 2), 'sum'\ncheck(add)",
+        ],
+        0.0,
+        "wrong",
+    ),
+    "equals everything by a library": (
+        "from unittest.mock import ANY\n\ndef add(a, b):\n    return ANY",
+        ASSERTIONS,
+        0.0,
+        "wrong",
+    ),
+    "equals as others do": (  # values of libraries and of classes of its own, which compare as they always did
+        "import collections, fractions, typing, numpy\n\nclass Point(typing.NamedTuple):\n    x: int\n\n"
+        "class Own:\n    def __eq__(self, other):\n        return isinstance(other, Own)\n\n"
+        "def make(n):\n    return [numpy.int64(1), fractions.Fraction(1, 2), collections.Counter('a'), Point(3), 1.0, "
+        "numpy.arange(2).tolist()][n]",
+        [
+            "assert make(0) == 1",
+            "assert make(1) == 0.5",
+            "assert make(2) == {'a': 1}",
+            "assert (3,) == make(3)",
+            "assert make(4) == 1 and make(5) == [0, 1]",
+            "assert Own() == Own()",
+            "assert [make(4), make(5)] == [True, [0, 1.0]], 'one'",
+        ],
+        1.0,
+        "right",
     ),
     "prints what is told": ("for n in range(4):\n    print('word', n, 'right')\n1 / 0", ASSERTIONS, 0.0, "crashed"),
     "reads the tests": ("import sys\nprint(open(0).read())\n1 / 0", ASSERTIONS, 0.0, "crashed"),
