@@ -21,6 +21,8 @@ from gspo_hpc.data.sources.selection import FIELD
 
 EXCLUDED, UNGRADED, TRUNCATED, LATE = 1, 2, 4, 8  # bits of a row's flags
 _MOST_CALLS = 65535  # that a row can count
+# The pool refuses other outcomes; a journal that an earlier version wrote may hold some, and they end no run.
+_OUTCOME_NUMBERS = {name: 1 + place for place, name in enumerate(OUTCOMES)}
 
 ROW = np.dtype(
     [
@@ -140,7 +142,7 @@ class GroupTable:
         width = (len(rows), len(names))
         parts = [[c.get(name, np.nan) for name in names] for c in every]
         graded = [[name in c for name in names] for c in every]
-        outcomes = [[1 + OUTCOMES.index(c[name]) if name in c else 0 for name in names] for c in told]
+        outcomes = [[_OUTCOME_NUMBERS.get(c[name], 0) if name in c else 0 for name in names] for c in told]
         return cls(
             np.array(rows, ROW).reshape(len(rows)),
             names,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.config.schema import Sandbox as SandboxSettings
-from gspo_hpc.data.outcomes import Outcome
+from gspo_hpc.data.outcomes import OUTCOMES, Outcome
 from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
 
@@ -157,6 +157,9 @@ def _number(value: Any) -> Verdict:
     if isinstance(value, BaseException):  # among the values of a batched function
         return raised(value)
     outcome = value.outcome if isinstance(value, Graded) else None
+    if outcome is not None and outcome not in OUTCOMES:  # the table of groups has a number for each of these alone
+        known = ", ".join(OUTCOMES)
+        return Verdict(None, f"returned the outcome {str(outcome)[:40]!r}: it must be one of {known}", "failed", False)
     if getattr(value, "shape", None) == ():  # a numpy scalar, or a tensor of no dimensions
         value = value.item()
     if not isinstance(value, numbers.Real):

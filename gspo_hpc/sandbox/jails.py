@@ -17,7 +17,8 @@ from gspo_hpc.sandbox.outcomes import Limits
 PROGRAM = "main.py"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/alternatives")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Not /dev/zero: mapped, it is memory that processes share and that counts for none (seccomp.py).
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _OPTIONS = ("-P", "-s", "-B")  # of Python: nothing of the folder or of the user is imported, and no bytecode written
 INSIDE = "/sandbox"  # the program's own folder, where it has a root of its own
 _MOST_TASKS = 256  # that a bomb may start before it is ended, where the kernel counts those of a user

@@ -17,6 +17,7 @@ _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # BPF_LD|W|ABS, ALU|AND|K
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000  # SECCOMP_RET_*
 _DENIED, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+_NO_MEMORY = _ERRNO | errno.ENOMEM
 
 _NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, FIONCLEX, FIOCLEX
@@ -24,6 +25,7 @@ _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ
 _FCNTLS = (*range(8), 36, 37, 38, 1030, 1034)
 _PRCTLS = (15, 16)  # PR_SET_NAME, PR_GET_NAME; not PR_SET_PDEATHSIG, with which a program could outlive its parent
 _AF_UNIX, _SOCK_STREAM = 1, 1
+_SHARED_ANONYMOUS = 0x21  # MAP_SHARED (a bit of MAP_SHARED_VALIDATE, too) and MAP_ANONYMOUS
 _ACCESS_MODE, _TRUNCATE = 0o3, 0o1000  # of open
 
 Instruction = tuple[int, int, int, int]
@@ -56,6 +58,7 @@ def _blocks(own_pid: int | None) -> Iterator[tuple[str, list[Instruction]]]:
     """Yield the part of the filter for each call whose arguments count. The kernel reads 32 bits of these arguments."""
     yield "open", _opened(1)
     yield "openat", _opened(2)
+    yield "mmap", _not_shared_memory()
     yield "ioctl", _one_of(1, _IOCTLS)
     yield "fcntl", _one_of(1, _FCNTLS)
     yield "clone", _if(0, _NAMESPACES, 0)
@@ -90,6 +93,20 @@ def _if(place: int, mask: int, value: int) -> list[Instruction]:
         (_AND, 0, 0, mask),
         (_EQUAL, 1, 0, value),
         (_RETURN, 0, 0, _DENIED),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _not_shared_memory() -> list[Instruction]:
+    """Return what allows to map memory, but none that processes share without a file.
+
+    Its pages stay when a process lets go of them or unmaps all but one, and then they count for no process.
+    """
+    return [
+        _argument(3),
+        (_AND, 0, 0, _SHARED_ANONYMOUS),
+        (_EQUAL, 0, 1, _SHARED_ANONYMOUS),
+        (_RETURN, 0, 0, _NO_MEMORY),
         (_RETURN, 0, 0, _ALLOW),
     ]
 

@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -28,6 +28,8 @@ from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told
 _TICK = 0.02  # seconds between two looks at what the program uses
 _KILL_SECONDS = 10.0  # in which processes that get SIGKILL must be gone
 _CHUNK = 1 << 16
+_BURIAL_SECONDS = 0.01  # beyond those of a look, that orphans take between two looks at most
+_STOP_SECONDS = 0.5  # in which processes must stop
 
 
 class _Abandoned(Exception):
@@ -39,7 +41,7 @@ class _Program:
 
     def __init__(self, job: Job, folder: str | None) -> None:
         self.job, self.folder = job, folder
-        self.began = time.monotonic()
+        self.began, self._meter = time.monotonic(), usage.Meter()
         self.guard, self._guarded = _start_guard(folder)
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         self.out, self.error, self._status = (reading for reading, _ in ends)
@@ -59,15 +61,15 @@ class _Program:
     def excess(self) -> Limit | None:
         """Return the limit that the program is beyond."""
         limits = self.job.limits
-        used = usage.of(self.processes())
+        if time.monotonic() - self.began > limits.seconds:  # first: the looks at many processes take long
+            return "seconds"
+        used = self._meter.look(self.processes())
         if used.tasks > limits.processes + jails.OVERHEAD[self.job.kind]:
             return "processes"
         if used.memory > limits.memory_bytes:
             return "memory_gb"
         if used.cpu_seconds > limits.cpu_seconds:
             return "cpu_seconds"
-        if time.monotonic() - self.began > limits.seconds:
-            return "seconds"
         return "disk_mb" if self._disk(used.processes) > limits.disk_bytes else None
 
     def _disk(self, processes: list[int]) -> int:
@@ -75,22 +77,29 @@ class _Program:
         if self.folder is None:
             return _in_memory(processes)
         try:
-            named = folders.used(self.folder, most)
-        except folders.TooFar:
+            try:
+                named = folders.used(self.folder, most, moving=True)
+            except folders.Changed:
+                with _stopped(self.processes):
+                    named = folders.used(self.folder, most)
+        except (folders.TooFar, folders.Changed):
             return most + 1
-        return named + folders.unnamed(processes, os.stat(self.folder).st_dev)
+        mapped = folders.mapped(processes, self.folder, self.job.limits.file_bytes)
+        return named + folders.unnamed(processes, os.stat(self.folder).st_dev, mapped)
 
     def follow(self) -> Limit | None:
         """Wait until the program ends, or is beyond a limit, which is returned. Raises _Abandoned."""
         wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        looked, sources = 0.0, [0, wake, self.out, self.error]
-        while not self._ended():
+        looked, took, sources = time.monotonic(), 0.0, [0, wake, self.out, self.error]
+        while not self._ended(took + _BURIAL_SECONDS):
             if time.monotonic() - looked >= _TICK:
-                if (limit := self.excess()) is not None:
+                began, limit = time.monotonic(), self.excess()
+                if limit is not None:
                     return limit
                 looked = time.monotonic()
+                took = looked - began
             for ready in select.select(sources, [], [], _TICK)[0]:
                 data = os.read(ready, _CHUNK)
                 if ready == 0 and not data:
@@ -103,31 +112,42 @@ class _Program:
                         return "output_kb"
         return None
 
-    def _ended(self) -> bool:
-        """Tell whether the first process has ended, which keeps its number until it is waited for; bury orphans."""
-        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if found.si_pid == self.pid:
-                return True
-            if found.si_pid == self.guard:
-                raise SandboxError("the guard of a sandbox was killed")
+    def _ended(self, seconds: float) -> bool:
+        """Tell whether the first process has ended, which keeps its number until it is waited for; bury orphans.
+
+        That ends after so many seconds: a program may make orphans faster than they can be buried.
+        """
+        if os.waitid(os.P_PID, self.guard, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            raise SandboxError("the guard of a sandbox was killed")
+        until = time.monotonic() + seconds
+        while not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None or found.si_pid in (self.pid, self.guard) or time.monotonic() > until:
+                return False
             os.waitpid(found.si_pid, 0)
-        return False
+        return True
 
     def end(self) -> int:
         """End every process of the program; return the exit status of the first. Raises SandboxError."""
         status, deadline = None, time.monotonic() + _KILL_SECONDS
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # at once, so that none can start another
-        while left := self.processes():
-            for process in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            for child in usage.children(os.getpid()):
-                if child != self.guard and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    _, code = os.waitpid(child, 0)
-                    status = os.waitstatus_to_exitcode(code) if child == self.pid else status
+        # What lies below a child that ends becomes a child: of many processes it would take long to look for it.
+        while left := [child for child in usage.children(os.getpid()) if child != self.guard]:
+            groups = {0, os.getpgrp()}
+            for child in left:
+                found, code = os.waitpid(child, os.WNOHANG)
+                if found == self.pid:
+                    status = os.waitstatus_to_exitcode(code)
+                if found:
+                    continue
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+                    if (group := os.getpgid(child)) not in groups:
+                        groups.add(group)
+                        os.killpg(group, signal.SIGKILL)
             if time.monotonic() > deadline:
-                raise SandboxError(f"processes {left} of a program do not end, not even on SIGKILL")
+                raise SandboxError(f"{len(left)} processes of a program do not end, not even on SIGKILL: {left[:8]}")
             time.sleep(0.0005)
         for pipe, data in self.output.items():  # what was written before the end; nobody writes any more
             while len(data) <= self.job.limits.output_bytes and (more := os.read(pipe, _CHUNK)):
@@ -149,6 +169,34 @@ class _Program:
         if self.job.kind != "bubblewrap" or text.startswith("cannot"):
             return text
         return "" if '"exit-code"' in text else "bubblewrap could not start it"
+
+
+@contextlib.contextmanager
+def _stopped(processes: Callable[[], list[int]]) -> Iterator[None]:
+    """Stop processes, and those that they start meanwhile; let them go on at the end, but for those that had stopped.
+
+    One that cannot be stopped, because it waits for a disk, goes on no further than its system call.
+    """
+    before = {one for one in processes() if usage.is_in(one, usage.STOPPED)}
+    ours: set[int] = set()
+    deadline, quiet = time.monotonic() + _STOP_SECONDS, 0
+    try:
+        while quiet < 2 and time.monotonic() < deadline:  # the second look is for those that another made go on
+            left = [
+                one
+                for one in processes()
+                if one not in before and not (one in ours and usage.is_in(one, usage.STOPPED + usage.IN_THE_KERNEL))
+            ]
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGSTOP)
+            ours.update(left)
+            quiet = 0 if left else quiet + 1
+        yield
+    finally:
+        for process in ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
 
 def _in_memory(processes: list[int]) -> int:

@@ -25,7 +25,7 @@ creat 85 -, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, unlink 87 
 ftruncate 77 46, fallocate 285 47, fadvise64 221 223, fsync 74 82, fdatasync 75 83, flock 73 32, sendfile 40 71
 copy_file_range 326 285, dup 32 23, dup2 33 -, dup3 292 24, close_range 436 436, pipe 22 -, pipe2 293 59
 # memory
-mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, msync 26 227, madvise 28 233, brk 12 214
+mprotect 10 226, munmap 11 215, mremap 25 216, msync 26 227, madvise 28 233, brk 12 214
 # waiting
 poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21
 epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19, signalfd4 289 74
@@ -51,7 +51,7 @@ sendto 44 206, recvfrom 45 207, shutdown 48 210, getsockopt 55 209
 
 # Allowed for some arguments (seccomp.py), or answered otherwise.
 _LIMITED = """
-open 2 -, openat 257 56, ioctl 16 29, fcntl 72 25, clone 56 220, prctl 157 167, prlimit64 302 261
+open 2 -, openat 257 56, mmap 9 222, ioctl 16 29, fcntl 72 25, clone 56 220, prctl 157 167, prlimit64 302 261
 socketpair 53 199, kill 62 129, tgkill 234 131
 """
 

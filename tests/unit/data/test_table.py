@@ -94,3 +94,21 @@ def test_groups_are_chosen_by_their_slots() -> None:
     groups = ShardedGroups(GroupTable.of(made, 0), {group.slot: group for group in made[1:]})
     chosen = groups.at([0, 2])
     assert chosen.table.slots == [0, 2] and len(chosen.table) == 4 and list(chosen.own) == [2]
+
+
+def test_an_outcome_of_an_earlier_version_counts_as_none() -> None:
+    """A journal may hold outcomes that this version does not know: they end no run."""
+    made = [
+        Completion(
+            np.zeros(1, np.int32),
+            np.zeros(1, np.float32),
+            "",
+            "stop",
+            0,
+            reward_parts={"code": 0.0},
+            outcomes={"code": one},  # type: ignore[dict-item]
+        )
+        for one in ("right", "banana")
+    ]
+    table = GroupTable.of([Group(0, Prompt(0, np.zeros(1, np.int32), "", {}), tuple(made))], 0)
+    assert table.outcomes.tolist() == [[1], [0]]

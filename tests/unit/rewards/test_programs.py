@@ -142,10 +142,43 @@ GRADED: dict[str, tuple[str, Any, float, str]] = {  # with `partial`: the reward
     "exits at once": ("import os\nos._exit(0)", ASSERTIONS, 0.0, "crashed"),
     "exits in the call": ("import os\ndef add(a, b):\n    os._exit(0)", ASSERTIONS, 0.0, "crashed"),
     "equals everything": (
-        "class All:\n    def __eq__(self, other):\n        return other == 3\n\ndef add(a, b):\n    return All()",
+        "class All:\n    def __eq__(self, other):\n        return True\n\ndef add(a, b):\n    return All()",
         ASSERTIONS,
-        0.25,
+        0.0,
         "wrong",
+    ),
+    "equals everything within": (
+        "class All(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n\n"
+        "def add(a, b):\n    return {'sum': [(All(),)]}",
+        [
+            "assert add(1, 2) == {'sum': [(3,)]}",
+            "def check(f):\n    assert {'sum': [(4,)]} == f(2, 2), 'sum'\ncheck(add)",
+        ],
+        0.0,
+        "wrong",
+    ),
+    "equals everything by a library": (
+        "from unittest.mock import ANY\n\ndef add(a, b):\n    return ANY",
+        ASSERTIONS,
+        0.0,
+        "wrong",
+    ),
+    "equals as others do": (  # values of libraries and of classes of its own, which compare as they always did
+        "import collections, fractions, typing, numpy\n\nclass Point(typing.NamedTuple):\n    x: int\n\n"
+        "class Own:\n    def __eq__(self, other):\n        return isinstance(other, Own)\n\n"
+        "def make(n):\n    return [numpy.int64(1), fractions.Fraction(1, 2), collections.Counter('a'), Point(3), 1.0, "
+        "numpy.arange(2).tolist()][n]",
+        [
+            "assert make(0) == 1",
+            "assert make(1) == 0.5",
+            "assert make(2) == {'a': 1}",
+            "assert (3,) == make(3)",
+            "assert make(4) == 1 and make(5) == [0, 1]",
+            "assert Own() == Own()",
+            "assert [make(4), make(5)] == [True, [0, 1.0]], 'one'",
+        ],
+        1.0,
+        "right",
     ),
     "prints what is told": ("for n in range(4):\n    print('word', n, 'right')\n1 / 0", ASSERTIONS, 0.0, "crashed"),
     "reads the tests": ("import sys\nprint(open(0).read())\n1 / 0", ASSERTIONS, 0.0, "crashed"),
@@ -180,6 +213,71 @@ def test_where_the_harness_says_nothing_the_end_decides() -> None:
         "too_slow",
     ]
     assert harness.verdicts(Outcome("", "", 0), "w", 1) == ["crashed"]
+
+
+TWO_RIGHT = "w 0 right\nw 1 right\n"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "w 0 banana\nw 1 right\n",
+        "w zero right\n",
+        "w 0\n",
+        "w \n",
+        "w 0 right more\n",
+        "w -1 right\n",
+        "w 0.0 right\n",
+        "w \u0660 right\n",  # a digit to int()
+        f"w {'9' * 5000} right\n",  # more digits than int() takes
+        "w 0 ['right']\n",
+        "w 0 RIGHT\n",
+        "w 0 too_slow\n",
+        "w 0 failed\n",
+        "w 1 right\nw 0 right\n",
+        "w 0 wrong\nw 0 right\nw 1 right\n",
+        "w 0 not_compiled\nw 1 right\n",
+        "w 1 not_compiled\n",
+        TWO_RIGHT + "w 2 right\n",
+        TWO_RIGHT + "w 0 right\n",
+    ],
+)
+def test_forged_lines_are_no_verdict(told: str) -> None:
+    """Lines of a program that found the harness's word: whatever they say, it is neither an outcome nor an error."""
+    assert harness.verdicts(Outcome(TWO_RIGHT, "", 0), "w", 2) == ["right", "right"]
+    assert harness.verdicts(Outcome(told, "", 0), "w", 2) == ["crashed", "crashed"]
+
+
+FORGES = """
+import os, sys
+frame = sys._getframe(1)
+os.write(frame.f_globals["told"], f"{frame.f_locals['word']} LINE\\n".encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("line", ["0 banana", "zero right", "0 right right", "0"])
+def test_a_program_that_forges_its_verdict_has_crashed(line: str) -> None:
+    box = rungs.sandbox(rungs.KINDS[-1])
+    given = {"prompt": "", "fields": {"tests": ASSERTIONS}, "sandbox": box, "time_limit": 60.0}
+    found = REGISTRY["code"](said(FORGES.replace("LINE", line)), **given, partial=True)
+    assert (float(found), found.outcome) == (0.0, "crashed")
+
+
+@pytest.mark.parametrize("outcome", ["'banana'", "['right']", "0"])
+def test_the_pool_refuses_outcomes_that_nobody_knows(outcome: str, tmp_path: Path) -> None:
+    """Whatever a function of one's own calls its outcome, the trainer's table of groups gets one that it has."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from gspo_hpc.rewards.catalogue import Graded\n\n"
+        f"def grade(completion, *, prompt, fields):\n    return Graded(1.0, {outcome})\n"
+    )
+    reward = Reward(functions=(RewardFunction(function=f"{path}:grade"),), workers=1)
+    with RewardPool(reward) as pool:
+        pool.submit("k", "x", 1, "", {})
+        found = drain(pool)["k"]
+    assert "returned the outcome" in str(found.failure) and "one of right, wrong" in str(found.failure)
+    assert list(found.outcomes.values()) == ["failed"] and found.value == 0.0
 
 
 def test_the_pool_tells_outcomes_apart() -> None:

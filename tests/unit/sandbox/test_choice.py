@@ -1,14 +1,16 @@
 """The choice of a rung: the first that works and confines, and none where there is none.
 
-It takes about four seconds. It would catch a program that runs without a sandbox because a rung is missing, broken, or
+It takes about ten seconds. It would catch a program that runs without a sandbox because a rung is missing, broken, or
 does not confine: a `bwrap` that only runs programs must be found out before any of a model's does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from gspo_hpc.config.schema import Sandbox as Settings
-from gspo_hpc.sandbox import kernel, runner
-from gspo_hpc.sandbox.outcomes import Outcome, SandboxError
+from gspo_hpc.sandbox import kernel, runner, service
+from gspo_hpc.sandbox.outcomes import Limits, Outcome, SandboxError
 from gspo_hpc.sandbox.runner import Sandbox
 from tests.unit.sandbox import rungs
 
@@ -148,6 +150,27 @@ ANSWERS = {
     ),
 }
 
+RESULT = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stdout": "x", "stderr": ""}
+
+
+def said(status: str = "Success", **result: object) -> str:
+    return json.dumps({"status": status, "message": "why", "run_result": {**RESULT, **result}})
+
+
+ANSWERS |= {
+    "an exit status that is no number": (200, said(return_code="0"), "gave no result of a program"),
+    "an exit status that is false": (200, said(return_code=False), "gave no result of a program"),
+    "an exit status below one": (200, said(return_code=0.9), "gave no result of a program"),
+    "an endless exit status": (200, said().replace(": 0,", ": 1e999,"), "gave no result of a program"),
+    "output that is no text": (200, said(stdout=["x"]), "gave no result of a program"),
+    "a time that is too long": (200, said(execution_time=10**400), "gave no result of a program"),
+    "a result that is a text": (200, '{"status": "Success", "run_result": "x"}', "gave no result of a program"),
+    "brackets": (200, "[" * 200000, "gave no result of a program"),
+    "an error of the run": (200, said().replace("Finished", "Error"), "did not run"),
+    "a status that nobody knows": (200, said("banana"), "did not run the program: why"),
+    "a failure that ended with 0": (200, said("Failed"), "calls a program failed that ended with 0: why"),
+}
+
 
 @pytest.mark.parametrize("what", ANSWERS)
 def test_a_service_that_answers_nonsense_is_no_result(what: str) -> None:
@@ -170,6 +193,83 @@ def test_a_service_that_answers_nonsense_is_no_result(what: str) -> None:
         with pytest.raises(SandboxError, match="no sandbox can be used here"):
             Sandbox(settings).run("print(1)")
         server.shutdown()
+
+
+def test_half_a_character_from_a_service_is_text() -> None:
+    answer = json.loads(said(stdout="\ud800"))
+    assert service._outcome(answer, Limits()).stdout == "\ud800"
+
+
+@contextlib.contextmanager
+def speaking(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
+    """A server that answers anything with these bytes, one part after the other; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def speak() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.recv(1 << 20)
+                        for part in parts:
+                            connection.sendall(part)
+                            if over.wait(pause):
+                                return
+
+        threading.Thread(target=speak, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        over.set()
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+NO_HTTP = {
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "nothing": b"",
+    "half": OK + b"Content-Length: 5000\r\n\r\n{}",
+    "half a chunk": OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+    "no chunk": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+    "a long status": b"HTTP/1.1 200 " + b"x" * 70000 + b"\r\n\r\n",
+    "many headers": OK + b"a: b\r\n" * 200 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NO_HTTP)
+def test_a_service_that_speaks_no_http_is_no_result(what: str) -> None:
+    with speaking(NO_HTTP[what]) as url:
+        with pytest.raises(SandboxError, match="cannot be reached|gave no result"):
+            service.run(url, "print(1)", "", Limits())
+        assert runner.obstacle("http", Settings(kind="http", url=url))
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc", "ftp://x", "nowhere", "http://", "http://127.0.0.1:99999", "http://a b"]
+)
+def test_what_is_no_address_of_a_service_is_no_result(url: str) -> None:
+    with pytest.raises(SandboxError):
+        service.run(url, "print(1)", "", Limits())
+
+
+@pytest.mark.parametrize("status", [b"301", b"302", b"303", b"307", b"308"])
+def test_a_service_does_not_send_programs_elsewhere(status: bytes) -> None:
+    """Another host would answer in its place, and a program would be graded by what that one says."""
+    body = said().encode()
+    with speaking(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body) as other:
+        assert service.run(other, "print(1)", "", Limits()).stdout == "x"
+        moved = b"HTTP/1.1 %s Moved\r\nLocation: %s/\r\nContent-Length: 0\r\n\r\n" % (status, other.encode())
+        with speaking(moved) as url, pytest.raises(SandboxError, match=f"refused with {status.decode()}"):
+            service.run(url, "print(1)", "", Limits())
+
+
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_a_service_that_answers_drop_by_drop_meets_the_deadline(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_PATIENCE", 0.5)
+    begin = (OK + b"Content-Length: 600\r\n\r\n",) if where == "body" else (b"HTTP/1.1 ",)
+    with speaking(*begin, *[b"2"] * 600, pause=0.1) as url:
+        with pytest.raises(SandboxError, match="gave no answer within 1 s"):
+            service.run(url, "print(1)", "", Limits(seconds=0.5))
 
 
 def test_a_service_need_not_hide_what_it_has_from_its_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,18 @@ GREEDY = {
         "time.sleep(60)",
         "memory_gb",
     ),
-    "shared memory of several processes": (
-        "import mmap\nfor _ in range(5):\n    if os.fork() == 0:\n        kept = mmap.mmap(-1, 100 << 20)\n"
+    "mapped memory of several processes": (
+        "import mmap\nfor _ in range(5):\n    if os.fork() == 0:\n"
+        "        kept = mmap.mmap(-1, 100 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         "        kept.write(bytes(100 << 20))\n        time.sleep(60)\ntime.sleep(60)",
+        "memory_gb",
+    ),
+    "memory of processes whose first thread has ended": (
+        "import threading\n\ndef grow():\n    time.sleep(0.1)\n    kept = os.urandom(1 << 20) * 100\n"
+        "    time.sleep(60)\n\nfor _ in range(3):\n    if os.fork() == 0:\n"
+        "        threading.Thread(target=grow).start()\n"
+        "        ctypes.CDLL(None).pthread_exit(None)\n"
+        "time.sleep(60)",
         "memory_gb",
     ),
     "output": ("while True:\n    print('x' * 1000)", "output_kb"),
@@ -56,7 +65,45 @@ GREEDY = {
         "    kept[-1].write('x' * 500000)\n    kept[-1].flush()\n    time.sleep(0.005)",
         "disk_mb",
     ),
+    "files without a name that are mapped": (
+        "import mmap\nkept = []\nwhile True:\n    with open('f', 'w+b') as file:\n        os.unlink('f')\n"
+        "        file.write(bytes(500000))\n        file.flush()\n"
+        "        libc = ctypes.CDLL(None)\n        libc.mmap.restype = ctypes.c_void_p\n"
+        "        libc.mmap(None, ctypes.c_size_t(4096), 1, 1, file.fileno(), ctypes.c_long(0))\n"
+        "    time.sleep(0.005)",
+        "disk_mb",
+    ),
+    "files without a name of another thread": (
+        "import threading, traceback\nkept = []\n\ndef fill():\n    time.sleep(0.1)\n    try:\n"
+        "        while True:\n            kept.append(open('f', 'w'))\n            os.unlink('f')\n"
+        "            kept[-1].write('x' * 500000)\n            kept[-1].flush()\n            time.sleep(0.005)\n"
+        "    except OSError:\n        traceback.print_exc()\n        os._exit(1)\n\n"
+        "threading.Thread(target=fill).start()\nctypes.CDLL(None).pthread_exit(None)",
+        "disk_mb",
+    ),
+    "files in folders that are renamed all the time": (
+        "places = [os.open('.', os.O_RDONLY)]\nfor _ in range(5):\n    os.mkdir('0', dir_fd=places[-1])\n"
+        "    places.append(os.open('0', os.O_RDONLY, dir_fd=places[-1]))\nfor place in places[:-1]:\n"
+        "    if os.fork() == 0:\n        n = 0\n        while True:\n"
+        "            os.rename(str(n), str(n + 1), src_dir_fd=place, dst_dir_fd=place)\n            n += 1\n"
+        "for n in range(60):\n    file = os.open(f'f{n}', os.O_WRONLY | os.O_CREAT, dir_fd=places[-1])\n"
+        "    os.write(file, bytes(500000))\n    os.close(file)\ntime.sleep(0.3)",
+        "disk_mb",
+    ),
     "processor time of several processes": ("os.fork(), os.fork()\nwhile True:\n    pass", "cpu_seconds"),
+    "processor time of children that nobody waits for": (
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nhere, there = os.pipe()\nwhile True:\n"
+        "    if os.fork() == 0:\n        end = time.process_time() + 0.3\n        while time.process_time() < end:\n"
+        "            pass\n        os.write(there, b'x')\n        os._exit(0)\n    os.read(here, 1)",
+        "cpu_seconds",
+    ),
+    "processor time of orphans": (
+        "here, there = os.pipe()\nwhile True:\n    if (child := os.fork()) == 0:\n        if os.fork() == 0:\n"
+        "            end = time.process_time() + 0.3\n            while time.process_time() < end:\n"
+        "                pass\n            os.write(there, b'x')\n        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n    os.read(here, 1)",
+        "cpu_seconds",
+    ),
     "a power that takes long in C": ("7 ** (7 ** 9)", "cpu_seconds"),
     "a regular expression that goes back for ever": (
         "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')",
@@ -74,6 +121,9 @@ ENDLESS = {
         "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\ntime.sleep(600)"
     ),
     "stops itself": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "stops itself where names change": (
+        "open('f', 'w')\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('went on', flush=True)\ntime.sleep(600)"
+    ),
     "closes its output": "os.close(1)\nos.close(2)\ntime.sleep(600)",
     "waits for a child": "if os.fork() == 0:\n    time.sleep(600)\nos.wait()",
     "stops its group": "os.fork()\nos.kill(0, signal.SIGSTOP)",
@@ -141,6 +191,39 @@ def test_what_does_not_end_is_ended(kind: str, what: str, name: str) -> None:
 def test_what_a_program_has_started_ends_with_it(kind: str, what: str, name: str) -> None:
     outcome = run(kind, f"{SURVIVORS[what]}\nprint('done')", name)
     assert outcome.ended_well and outcome.stdout == "done\n", outcome
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_folders_that_come_and_go_are_no_excess(kind: str, name: str) -> None:
+    """The program is stopped for a look where names change. It must notice nothing."""
+    code = (
+        "import subprocess, tempfile\n"
+        "end, rounds = time.monotonic() + 1.0, 0\nwhile time.monotonic() < end or rounds < 20:\n"
+        "    with tempfile.TemporaryDirectory() as folder:\n        os.mkdir(folder + '/d')\n"
+        "        open(folder + '/d/f', 'w').write('x' * 1000)\n"
+        "    if rounds % 100 == 0:\n        assert subprocess.run(['/bin/sh', '-c', 'exit 3']).returncode == 3\n"
+        "    rounds += 1\nprint('done')\n"
+    )
+    outcome = run(kind, code, name)
+    assert outcome.ended_well and (outcome.stdout, outcome.stderr) == ("done\n", ""), outcome
+
+
+@pytest.mark.parametrize("kind", rungs.KINDS)
+def test_no_memory_is_shared_without_a_file(kind: str, name: str) -> None:
+    """Pages of such memory count for nobody once they are let go, though they stay; with a file the disk has them."""
+    code = (
+        "import mmap\n\ndef attempt(call):\n    try:\n        return call()[:4]\n"
+        "    except OSError as error:\n        return error.errno\n\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096)))\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED | 2 | mmap.MAP_ANONYMOUS)))\n"
+        "print(attempt(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)) in (2, 13))\n"
+        "print(attempt(lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))\n"
+        "open('f', 'wb').write(b'text' * 1024)\n"
+        "print(attempt(lambda: mmap.mmap(os.open('f', os.O_RDWR), 4096)))\n"
+    )
+    outcome = run(kind, code, name)
+    zeros = str(bytes(4))
+    assert outcome.stdout.split() == ["12", "12", "True", zeros, "b'text'"], outcome
 
 
 @pytest.mark.parametrize("kind", rungs.KINDS)

@@ -22,6 +22,7 @@ HEADERS = {  # of Debian's linux-libc-dev, which comes with the C++ compiler
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, PERM, NOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+NOMEM = 0x50000 | errno.ENOMEM
 PID = 4711
 
 
@@ -63,6 +64,8 @@ def test_numbers_are_those_of_the_kernel(machine: str) -> None:
 CALLS = [
     *[("openat", (0, 0, flags), ALLOW) for flags in (0, 0o1, 0o2, 0o1101, 0o1102, 0o2000000)],
     *[("openat", (0, 0, flags), PERM) for flags in (0o1000, 0o1003, 0o3, 0o2001000)],
+    *[("mmap", (0, 4096, 3, flags), ALLOW) for flags in (0x1, 0x2, 0x3, 0x22, 0x4022, 0x20022)],
+    *[("mmap", (0, 4096, 3, flags), NOMEM) for flags in (0x21, 0x23, 0x8021, 0x40021)],
     ("ioctl", (1, 0x5401), ALLOW),
     ("ioctl", (1, 0x5412), PERM),  # TIOCSTI, which types for the user
     ("ioctl", (1, 0x5401 | 1 << 32), ALLOW),  # the kernel reads 32 bits

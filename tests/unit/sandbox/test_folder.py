@@ -5,6 +5,8 @@ It would catch a folder that stays behind on a node, and one whose size is not s
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from pathlib import Path
 
@@ -77,3 +79,54 @@ def test_files_without_a_name_are_counted(tmp_path: Path) -> None:
         (tmp_path / "gone").unlink()
         assert folder.unnamed([os.getpid()], device) - before == 1 << 20
         assert folder.unnamed([os.getpid()], device + 1) == folder.unnamed([1 << 22], device) == 0
+
+
+def test_a_folder_that_changes_under_the_look_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that moves from a folder that comes later to one that came before is in neither, so the sum is no sum."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "f").write_bytes(bytes(1 << 20))
+    with pytest.raises(folder.Changed):
+        folder.used(str(tmp_path), 1 << 30, moving=True)  # it changed a moment ago
+    for place in (tmp_path, tmp_path / "a", tmp_path / "b"):
+        os.utime(place, (1e9, 1e9))
+    assert folder.used(str(tmp_path), 1 << 30, moving=True) >= 1 << 20
+    looked, scan = [], os.scandir
+
+    def moves(place: str) -> object:
+        looked.append(os.path.basename(place))
+        found = scan(place)
+        if looked[-1] in "ab" and len(looked) == 2:  # the first of the two: what is in the other comes here
+            found = list(found)
+            here, there = looked[-1], "ab".replace(looked[-1], "")
+            for source, target in ((there, here), (here, there)):
+                if (tmp_path / source / "f").exists():
+                    os.rename(tmp_path / source / "f", tmp_path / target / "f")
+                    break
+            return contextlib.nullcontext(found)
+        return found
+
+    monkeypatch.setattr(os, "scandir", moves)
+    for moving in (False, True):
+        looked.clear()
+        for place in (tmp_path, tmp_path / "a", tmp_path / "b"):
+            os.utime(place, (1e9, 1e9))
+        with pytest.raises(folder.Changed):
+            folder.used(str(tmp_path), 1 << 30, moving=moving)
+
+
+def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
+    with (tmp_path / "gone").open("w+b") as file, (tmp_path / "there").open("w+b") as other:
+        for one in (file, other):
+            one.write(bytes(1 << 20))
+            one.flush()
+        kept = [mmap.mmap(one.fileno(), 4096) for one in (file, other)]
+        inode = os.fstat(file.fileno()).st_ino
+        assert folder.mapped([os.getpid()], str(tmp_path), 5 << 20) == {}
+        (tmp_path / "gone").unlink()
+        found = folder.mapped([os.getpid()], str(tmp_path), 5 << 20)
+        assert found == {inode: 5 << 20} and folder.mapped([os.getpid()], str(tmp_path / "x"), 1) == {}
+        device = tmp_path.stat().st_dev
+        # Open, its size is known; once it is only mapped, the most that it may have counts.
+        assert folder.unnamed([os.getpid()], device, found) == folder.unnamed([os.getpid()], device)
+    assert len(kept) == 2 and folder.unnamed([], device, found) == 5 << 20
