@@ -42,7 +42,17 @@ def _differing(config: Config, file: Config) -> list[Change]:
     names = [key for key in keys() if not key.startswith(_LEFT_ALONE)]
     names += [ENGINE + name for name in {**config.rollout.engine, **file.rollout.engine}]
     pairs: Iterable[tuple[str, Any, Any]] = ((key, value_of(config, key), value_of(file, key)) for key in names)
-    return [Change(key, before, value) for key, before, value in pairs if not is_same(key, before, value)]
+    return [
+        Change(key, before, value)
+        for key, before, value in pairs
+        if not is_same(key, before, value) and _is_plain(before) and _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value can be written on the command line: sources and reward functions are sections of a file."""
+    several = value if isinstance(value, list | tuple) else (value,)
+    return all(one is None or isinstance(one, str | int | float) for one in several)
 
 
 def _fix(search: Search, changes: list[Change]) -> Fix | None:

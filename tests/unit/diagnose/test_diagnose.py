@@ -344,7 +344,7 @@ def test_a_first_rollout_without_a_reward(make: Make) -> None:
     symptom = found(run)["refused"]
     assert "KeyError: 'x'" in symptom.evidence[0] and "failed for every completion" in symptom.cause
     assert "gspo-hpc try CONFIG" in symptom.look[0]
-    source = (paths.PACKAGE / "training" / "phases.py").read_text()
+    source = (paths.PACKAGE / "training" / "sampling" / "base.py").read_text()
     assert f'"reward.functions: {patterns.UNGRADED} (' in source.replace('f"', '"'), "these are the loop's own words"
 
 
