@@ -60,7 +60,7 @@ def is_in(process: int, states: str) -> bool:
 
 
 class Meter:
-    """Measures one program, look by look: it remembers processes that are gone, for whose time perhaps nobody asked."""
+    """Meter of one program, look by look: it remembers processes that are gone, for whose time perhaps nobody asked."""
 
     def __init__(self) -> None:
         """Begin with no processes."""

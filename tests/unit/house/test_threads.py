@@ -30,6 +30,7 @@ THREADS = {
     "rollout/handover.py": NONE,
     "rollout/node_store.py": NONE,
     "runs/commit.py": NONE,
+    "sandbox/service.py": NONE,
     "system/control.py": NONE,
     "system/signals.py": NONE,
     "trackers/sync.py": NONE,
