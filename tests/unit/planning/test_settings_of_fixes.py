@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "slurm.sbatch": "free-form",
     "rollout.engine": "free-form; its arguments are tried one by one",
     "model.path": "another run; models that fit are tried apart",
+    "data.sources": "sections of a file, which have no place on a command line",
 }
 
 

@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,8 +157,10 @@ def name() -> str:
 
 
 @pytest.fixture(autouse=True)
-def clean(name: str) -> Iterator[None]:
-    """Look for processes and folders that are left of a program."""
+def clean(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look for processes and folders that are left of a program; other tests have programs at the same time."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     assert rungs.processes(name) == []
     assert list(Path(os.environ["TMPDIR"]).glob("gspo-sandbox-*")) == []
