@@ -145,7 +145,7 @@ def test_the_longest_sequence_is_that_of_vllm(more: dict[str, Any], tmp_path: Pa
 
 
 def test_listed_values_of_arguments_are_those_of_vllm() -> None:
-    """What is read from the source is what Python finds in the types; each name that is left out would be refused."""
+    """The source says what Python finds in the types; each name that is left out would be refused."""
     import vllm.config.quantization
     from vllm.config.cache import CacheDType
     from vllm.engine.arg_utils import EngineArgs

@@ -46,7 +46,7 @@ def test_faults_are_named(fault: str, results: dict[str, Arrays]) -> None:
 
 
 def test_log_probs_alone_name_no_wrong_constants(results: dict[str, Arrays]) -> None:
-    """Those of a norm are not even seen: so constants are compared by value."""
+    """Gaps of a norm are not even seen: so constants are compared by value."""
     said = {name: str(results["mismatched"][f"{name}-unsaid"]) for name in OVERRIDES}
     assert "tokens with several keys differ far more than others: query or key weights" in said["engine-theta"]
     assert said["engine-norm"] == ""

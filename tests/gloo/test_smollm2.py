@@ -107,5 +107,5 @@ def test_the_gate_tells_faults_of_a_trained_model_in_bfloat16(
 
 
 def test_the_gate_passes_a_healthy_engine_of_a_trained_model_whatever_the_tokens(computed: dict[str, Arrays]) -> None:
-    """Those of a text, and eight probes of random ones, of which half were refused for rounding alone."""
+    """Probes of a text, and eight of random tokens, of which half were refused for rounding alone."""
     assert computed["gate"]["healthy"].tolist() == [""] * 9

@@ -1,4 +1,4 @@
-"""What a step says of each source of its prompts, and who decides what is right (no model, the import of Megatron).
+"""Metrics of a step by the source of its prompts, and who decides what is right (no model, the import of Megatron).
 
 It would catch a metric of one source that counts completions of the other, a source whose answers another source's
 function marks, and a mean reward that counts what a function never graded as 0.

@@ -462,7 +462,7 @@ def test_the_largest_ratio_of_a_heavy_tail_says_nothing_of_the_range() -> None:
 
 
 def test_ratios_of_tokens_are_more_than_those_of_completions() -> None:
-    """Of more of them the largest is farther out, so the same one asks for a narrower range."""
+    """The largest of more of them is farther out, so the same one asks for a narrower range."""
 
     def advised(name: str) -> float:
         run = evidence(

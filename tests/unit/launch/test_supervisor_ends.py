@@ -1,4 +1,4 @@
-"""What a supervisor waits for and what it removes when ranks end: plants of an audit that no test saw (2 s).
+"""A supervisor's waiting and removing when ranks end: plants of an audit that no test saw (2 s).
 
 It would catch a stop that comes too late for the rank whose save takes longest, a step without its srun that is waited
 for without end, and shared memory that the attempt which has just ended leaves behind.

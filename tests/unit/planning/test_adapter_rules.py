@@ -171,7 +171,7 @@ def test_float32_on_a_cpu_may_have_adapters_beside_weights() -> None:
 def test_ranks_are_offered_in_steps_that_people_use(
     project: Path, preset: str, given: int, engine: str, ranks: list[int]
 ) -> None:
-    """Where memory leaves less room it was half of what is given, or half of that: nobody has ranks of 350 or 175."""
+    """Less room in memory gave half of what is given, or half of that: nobody has ranks of 350 or 175."""
     config = load(project / "configs" / f"{preset}.yaml", [f"adapter.rank={given}", f"adapter.engine={engine}"])
     found = {one.value for fix in search.find(config) for one in fix.changes if one.key == "adapter.rank"}
     assert sorted(found) == ranks

@@ -64,7 +64,7 @@ def test_the_smallest_update_that_reaches_nine_tenths_of_the_best(
 
 @pytest.mark.parametrize(("gbs", "size"), [(64, 1024), (512, 4096)])
 def test_what_larger_updates_bring_is_what_they_bring(gbs: int, size: int) -> None:
-    """By the estimates themselves, of a small model on one GPU that gains with every doubling to the end."""
+    """Check with the estimates themselves, of a small model on one GPU that gains with every doubling to the end."""
     small = ["model.path=Qwen/Qwen2.5-0.5B-Instruct", "cluster.gpu=RTX4090", "cluster.gpus_per_node=1"]
     lengths = ["rollout.max_prompt_length=256", "rollout.max_response_length=768", "batch.micro_batch_tokens=1024"]
     sizes = [f"batch.global_batch_size={gbs}", "batch.steps_per_generation=1", "batch.num_generations=8"]

@@ -135,7 +135,7 @@ def test_of_the_layouts_that_suggest_ranks_the_nearest_is_offered(preset: str, s
 def test_what_leaves_room_is_told_only_where_nothing_nearer_does(
     nearest: float, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three fixes of other settings, the first fits only just, and the second, as it is, leaves room."""
+    """The first of three fixes of other settings fits only just, and the second, as it is, leaves room."""
     changes = [Change("batch.global_batch_size", 64, size) for size in (96, 128, 256)]
     tight, roomy, more = (Fix((change,), place == 0) for place, change in enumerate(changes))
     distances = {tight: 3.0, roomy: nearest, more: 2.0}

@@ -301,7 +301,7 @@ def test_gradients_in_16_bits_are_not_offered_where_a_step_needs_more_with_them(
     [("Qwen3-8B", 4, "A100-40GB", True), ("Qwen3-30B-A3B", 8, "H100", True), ("Qwen2.5-32B", 8, "H100", True)],
 )
 def test_adapters_are_named_where_they_leave_room(model: str, gpus: int, gpu: str, adapters: bool) -> None:
-    """What leaves more is named with what it leaves, and it does: of that layout, and by the plan."""
+    """A layout that leaves more is named with what it leaves, and it does: of that layout, and by the plan."""
     config = made(model, 1, gpus, gpu, rollout={"max_response_length": 4096})
     texts = [text for layout in layouts.find(config, limit=3) for text in layout.reasons if "memory runs out" in text]
     assert texts and not any("only" in text for text in texts)

@@ -160,7 +160,7 @@ def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_that_is_not_known_gets_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What would make its sizes known, as far as that can be told from a name, a folder or a file."""
+    """Ways to make its sizes known, as far as that can be told from a name, a folder or a file."""
     (odd := tmp_path / "odd").mkdir()
     (broken := tmp_path / "broken").mkdir()
     (odd / "config.json").write_text('{"model_type": "mamba"}')
