@@ -14,6 +14,13 @@ from typing import Any, NamedTuple
 _FILE = re.compile(r"rank-\d+\.(spare|unfinished)")  # the file may be of another's making
 
 
+def _count(value: Any) -> int:
+    """Return a whole number from 0; ValueError for anything else, of which a negative one would name another prompt."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"this is no number from 0: {value!r}")
+    return value
+
+
 class Place(NamedTuple):
     """The place of a group in the run directory: a line of a file of a rollout's journals."""
 
@@ -29,7 +36,7 @@ class Place(NamedTuple):
         rollout, fingerprint, file, offset, length = raw
         if not _FILE.fullmatch(file):
             raise ValueError(f"this is not a file of groups that a rollout hands on: {file!r}")
-        return cls(int(rollout), str(fingerprint), str(file), int(offset), int(length))
+        return cls(_count(rollout), str(fingerprint), str(file), _count(offset), _count(length))
 
 
 class Carried(NamedTuple):
@@ -44,7 +51,8 @@ class Carried(NamedTuple):
     def from_list(cls, raw: Sequence[Any]) -> Carried:
         """Return what a list of plain values says. Raises ValueError or TypeError for anything else."""
         prompt, began, finished, place = raw
-        return cls(int(prompt), int(began), bool(finished), None if place is None else Place.from_list(place))
+        where = None if place is None else Place.from_list(place)
+        return cls(_count(prompt), _count(began), bool(finished), where)
 
 
 @dataclass(frozen=True)

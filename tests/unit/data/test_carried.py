@@ -53,6 +53,14 @@ def test_only_files_of_groups_that_are_handed_on_are_named(file: str) -> None:
         Carried.from_list([1, 2, False, [3, "f", file, 0, 1]])
 
 
+@pytest.mark.parametrize("number", [-1, 1.5, float("inf"), "1", None, True])
+def test_numbers_that_name_nothing_are_refused(number: object) -> None:
+    """A negative one would take another prompt, from the end of the list, without a word."""
+    for raw in ([number, 1, False, None], [1, number, False, None], [1, 1, False, [3, "f", "rank-0.spare", number, 1]]):
+        with pytest.raises(ValueError, match="no number from 0"):
+            Carried.from_list(raw)
+
+
 def test_what_ends_a_call_goes_over_the_store() -> None:
     enough = Enough(3, frozenset({5, 1}), signal=True)
     assert Enough.from_values(json.loads(json.dumps(enough.to_values()))) == enough
