@@ -6,6 +6,7 @@ Linux only. Nothing here needs root or a namespace. Everything raises OSError wh
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import struct
@@ -15,6 +16,9 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _FILTER = 47, 4, 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # of Landlock; the same on every machine
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+# SECCOMP_SET_MODE_FILTER; SECCOMP_FILTER_FLAG_NEW_LISTENER and WAIT_KILLABLE_RECV (Linux 5.19)
+_SET_FILTER, _LISTENER, _KILLABLE = 1, 1 << 3, 1 << 5
 _VERSION, _PATH_BENEATH = 1, 1  # LANDLOCK_CREATE_RULESET_VERSION, LANDLOCK_RULE_PATH_BENEATH
 # Rights on files: execute, write, read, list; remove folders and files; make devices, folders, files, sockets, pipes,
 # block devices, links; move between folders (from version 2 on), cut off (3), control devices (5).
@@ -43,9 +47,14 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def gain_no_privileges() -> None:
+    """Have no program that this process becomes or starts give it more privileges, a set-user-id one either."""
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+
+
 def drop_privileges() -> None:
     """Give up every capability for good; a set-user-id program that this process starts has none either."""
-    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    gain_no_privileges()
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(64):  # fails for those that the kernel does not know, and for who has none
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -89,15 +98,31 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(place)
 
 
+class _Filter(ctypes.Structure):  # struct sock_fprog
+    _fields_ = [("length", ctypes.c_ushort), ("lines", ctypes.c_void_p)]
+
+
 def only_these_calls(program: bytes) -> None:
     """Load a filter of system calls (seccomp.py). It holds for this process, what it becomes and what it starts."""
     lines = ctypes.create_string_buffer(program, len(program))
-
-    class Program(ctypes.Structure):  # struct sock_fprog
-        _fields_ = [("length", ctypes.c_ushort), ("lines", ctypes.c_void_p)]
-
-    loaded = Program(len(program) // 8, ctypes.addressof(lines))
+    loaded = _Filter(len(program) // 8, ctypes.addressof(lines))
     _checked(_libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(loaded), 0, 0), "PR_SET_SECCOMP")
+
+
+def ask_before_calls(program: bytes) -> int:
+    """Load a filter of system calls that asks (seccomp.asking); return the file descriptor that questions come from.
+
+    It holds for this process, what it becomes and what it starts. A call waits for its answer. From Linux 5.19 on no
+    signal but SIGKILL ends this wait, so that `fork` is not interrupted.
+    """
+    lines = ctypes.create_string_buffer(program, len(program))
+    loaded = _Filter(len(program) // 8, ctypes.addressof(lines))
+    number = _SECCOMP[os.uname().machine]
+    for flags in (_LISTENER | _KILLABLE, _LISTENER):
+        listener = int(_libc.syscall(number, _SET_FILTER, flags, ctypes.byref(loaded)))
+        if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
+            break
+    return _checked(listener, "SECCOMP_FILTER_FLAG_NEW_LISTENER")
 
 
 def limit(*, memory: int, cpu_seconds: int, file_bytes: int, tasks: int) -> None:

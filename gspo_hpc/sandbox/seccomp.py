@@ -15,7 +15,7 @@ from gspo_hpc.sandbox import syscalls
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # BPF_LD|W|ABS, ALU|AND|K, JMP|JEQ|K, RET|K
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000  # SECCOMP_RET_*
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000  # SECCOMP_RET_*, the last USER_NOTIF
 _DENIED, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _NO_MEMORY = _ERRNO | errno.ENOMEM
 
@@ -37,20 +37,42 @@ def program(machine: str, own_pid: int | None) -> bytes:
     `own_pid`: the process may send signals to itself and its group only, which its children inherit. None: to
     everything that it sees, in a pid namespace of its own. Raises ValueError for another machine.
     """
-    if machine not in _ARCHITECTURES:
-        raise ValueError(f"no filter of system calls for {machine}: there is one for {' and '.join(_ARCHITECTURES)}")
-    lines: list[Instruction] = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-    ]
+    lines = _beginning(machine)
     for name, block in _blocks(own_pid):
         if (number := syscalls.limited(name, machine)) is not None:
             lines += [(_EQUAL, 0, len(block), number), *block]
     for number in syscalls.free(machine):
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     lines.append((_RETURN, 0, 0, _ABSENT))
+    return _packed(lines)
+
+
+def asking(machine: str) -> bytes:
+    """Return the filter that has the kernel ask the supervisor whether a process or thread may be started.
+
+    It allows all else: it is loaded beside the other one (`program`), whose refusals count. Raises ValueError for
+    another machine.
+    """
+    lines = _beginning(machine)
+    for number in syscalls.starting(machine):
+        lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ASK)]
+    lines.append((_RETURN, 0, 0, _ALLOW))
+    return _packed(lines)
+
+
+def _beginning(machine: str) -> list[Instruction]:
+    """Return what ends a process that makes a call of another architecture, and loads the number of the call."""
+    if machine not in _ARCHITECTURES:
+        raise ValueError(f"no filter of system calls for {machine}: there is one for {' and '.join(_ARCHITECTURES)}")
+    return [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+
+
+def _packed(lines: Iterable[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 

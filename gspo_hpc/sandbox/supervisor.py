@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gspo_hpc.sandbox import folder as folders
-from gspo_hpc.sandbox import jails, kernel, seccomp, usage
+from gspo_hpc.sandbox import jails, kernel, seccomp, starting, usage
 from gspo_hpc.sandbox.jails import Job
 from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told_limit
 
@@ -46,12 +47,17 @@ class _Program:
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         self.out, self.error, self._status = (reading for reading, _ in ends)
         self.output = {self.out: bytearray(), self.error: bytearray()}  # by the end of its pipe that is read
+        here, there = starting.channel()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(job, folder, *(writing for _, writing in ends))
+            _become(job, folder, there, *(writing for _, writing in ends))
         for _, writing in ends:
             os.close(writing)
+        there.close()
         os.write(self._guarded, f"{self.pid}\n".encode())
+        with here:
+            self._asked = starting.questions(here)
+        self._tasks = 1  # those of the last count, and all that were started since
 
     def processes(self) -> list[int]:
         """Return the processes of the program, and those that confine it."""
@@ -63,14 +69,34 @@ class _Program:
         limits = self.job.limits
         if time.monotonic() - self.began > limits.seconds:  # first: the looks at many processes take long
             return "seconds"
-        used = self._meter.look(self.processes())
-        if used.tasks > limits.processes + jails.OVERHEAD[self.job.kind]:
+        processes = self.processes()
+        if len(processes) > self._most():  # and none of them is looked at, which would take long
+            return "processes"
+        used = self._meter.look(processes)
+        if used.tasks > self._most():
             return "processes"
         if used.memory > limits.memory_bytes:
             return "memory_gb"
         if used.cpu_seconds > limits.cpu_seconds:
             return "cpu_seconds"
         return "disk_mb" if self._disk(used.processes) > limits.disk_bytes else None
+
+    def _most(self) -> int:
+        """Return the number of tasks that there may be."""
+        return self.job.limits.processes + jails.OVERHEAD[self.job.kind]
+
+    def _permit(self, asked: int) -> Limit | None:
+        """Let a process start another, or a thread; return the limit where that would be one too many."""
+        if (one := starting.question(asked)) is None:
+            return None
+        if self._tasks >= self._most():
+            self._ended(_BURIAL_SECONDS)
+            self._tasks = self._meter.look(self.processes()).tasks
+            if self._tasks >= self._most():
+                return "processes"
+        self._tasks += 1
+        starting.permit(asked, one)
+        return None
 
     def _disk(self, processes: list[int]) -> int:
         most = self.job.limits.disk_bytes
@@ -93,6 +119,8 @@ class _Program:
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         looked, took, sources = time.monotonic(), 0.0, [0, wake, self.out, self.error]
+        if self._asked is not None:
+            sources.append(self._asked)
         while not self._ended(took + _BURIAL_SECONDS):
             if time.monotonic() - looked >= _TICK:
                 began, limit = time.monotonic(), self.excess()
@@ -101,6 +129,10 @@ class _Program:
                 looked = time.monotonic()
                 took = looked - began
             for ready in select.select(sources, [], [], _TICK)[0]:
+                if ready == self._asked:
+                    if (limit := self._permit(ready)) is not None:
+                        return limit
+                    continue
                 data = os.read(ready, _CHUNK)
                 if ready == 0 and not data:
                     raise _Abandoned
@@ -130,6 +162,8 @@ class _Program:
     def end(self) -> int:
         """End every process of the program; return the exit status of the first. Raises SandboxError."""
         status, deadline = None, time.monotonic() + _KILL_SECONDS
+        if self._asked is not None:
+            os.close(self._asked)  # from here on nothing can be started
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # at once, so that none can start another
         # What lies below a child that ends becomes a child: of many processes it would take long to look for it.
@@ -209,7 +243,7 @@ def _in_memory(processes: list[int]) -> int:
     return 0
 
 
-def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> None:
+def _become(job: Job, folder: str | None, questions: socket.socket, out: int, error: int, status: int) -> None:
     """Turn this process, which was just forked, into the program. Does not return."""
     try:
         parent = os.getppid()
@@ -221,6 +255,7 @@ def _become(job: Job, folder: str | None, out: int, error: int, status: int) -> 
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # the first to go where the machine has no memory left
+        starting.ask(job, questions)
         with open("/proc/loadavg") as file:
             tasks = int(file.read().split()[3].partition("/")[2])
         filtered = seccomp.program(os.uname().machine, None) if job.kind == "bubblewrap" else b""

@@ -55,6 +55,9 @@ open 2 -, openat 257 56, mmap 9 222, ioctl 16 29, fcntl 72 25, clone 56 220, prc
 socketpair 53 199, kill 62 129, tgkill 234 131
 """
 
+# That start a process or a thread. The filter refuses clone3, whose arguments it cannot see; bubblewrap may use it.
+_STARTING = "fork 57 -, vfork 58 -, clone 56 220, clone3 435 435"
+
 
 def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
     """Return the numbers of each call by its name; None where a machine does not have it."""
@@ -69,12 +72,22 @@ def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
 
 FREE = _table(_FREE)
 LIMITED = _table(_LIMITED)
+STARTING = _table(_STARTING)
 
 
 def free(machine: str) -> list[int]:
     """Return the numbers of the calls that are always allowed on a machine."""
+    return _numbers(FREE, machine)
+
+
+def starting(machine: str) -> list[int]:
+    """Return the numbers of the calls by which a process or a thread is started on a machine."""
+    return _numbers(STARTING, machine)
+
+
+def _numbers(table: Mapping[str, tuple[int | None, int | None]], machine: str) -> list[int]:
     column = MACHINES.index(machine)
-    return sorted(number for numbers in FREE.values() if (number := numbers[column]) is not None)
+    return sorted(number for numbers in table.values() if (number := numbers[column]) is not None)
 
 
 def limited(name: str, machine: str) -> int | None:

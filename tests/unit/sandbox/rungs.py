@@ -25,12 +25,13 @@ ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
 
 
 def processes(name: str) -> list[int]:
-    """Return the processes of that name."""
+    """Return the processes of that name that have not ended; in a container perhaps nobody buries those that have."""
     found = []
     for path in Path("/proc").iterdir():
         try:
             if path.name.isdecimal() and (path / "comm").read_text().strip() == name:
-                found.append(int(path.name))
+                if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(path.name))
         except OSError:
             continue
     return found

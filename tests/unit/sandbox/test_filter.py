@@ -21,6 +21,7 @@ HEADERS = {  # of Debian's linux-libc-dev, which comes with the C++ compiler
     "aarch64": Path("/usr/include/asm-generic/unistd.h"),
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ASK = 0x7FC00000
 ALLOW, KILL, PERM, NOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 NOMEM = 0x50000 | errno.ENOMEM
 PID = 4711
@@ -56,7 +57,7 @@ def answer(program: bytes, architecture: int, number: int, arguments: tuple[int,
 @pytest.mark.parametrize("machine", syscalls.MACHINES)
 def test_numbers_are_those_of_the_kernel(machine: str) -> None:
     known, column = numbers(machine), syscalls.MACHINES.index(machine)
-    for name, pair in (syscalls.FREE | syscalls.LIMITED).items():
+    for name, pair in (syscalls.FREE | syscalls.LIMITED | syscalls.STARTING).items():
         assert pair[column] == known.get(name), name
 
 
@@ -134,6 +135,15 @@ def test_nothing_else_is_allowed(machine: str) -> None:
     for name, number in known.items():
         if number not in free | limited:
             assert answer(program, ARCHITECTURES[machine], number) == NOSYS, name
+
+
+@pytest.mark.parametrize("machine", syscalls.MACHINES)
+def test_whatever_starts_a_process_is_asked_for(machine: str) -> None:
+    program, known = seccomp.asking(machine), numbers(machine)
+    starting = {name for name in ("fork", "vfork", "clone", "clone3") if name in known}
+    for name, number in known.items():
+        assert answer(program, ARCHITECTURES[machine], number) == (ASK if name in starting else ALLOW), name
+    assert answer(program, 0x40000003, 2) == KILL
 
 
 def test_other_machines_have_no_filter() -> None:
