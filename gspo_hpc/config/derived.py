@@ -41,7 +41,7 @@ class PassSize(NamedTuple):
 def updates_per_rollout(batch: Batch) -> int:
     """Return the optimizer steps made from one rollout: steps_per_generation x num_iterations, from the keys given.
 
-    With 1, the policy that is updated is the one that sampled: every ratio is 1.
+    With 1, every ratio is 1 (:func:`every_ratio_is_one`), but where other weights sampled.
     """
     steps = batch.steps_per_generation or 1
     if batch.generation_batch_size is not None and batch.global_batch_size is not None:
@@ -74,10 +74,14 @@ def has_unseen(data: Data) -> bool:
     return data.eval is not None or data.train_ratio < 1 or any(one.eval is not None for one in data.sources)
 
 
+def old_logprobs_are_the_engines(config: Config) -> bool:
+    """Return True if ratios are to the engine's log-probs, so that not even those of a first update are 1."""
+    return older_weights_sample(config) or config.algorithm.correction == "bypass"
+
+
 def every_ratio_is_one(config: Config) -> bool:
     """Return True if the weights that sampled make the only update of a rollout, and the old log-probs are theirs."""
-    older = older_weights_sample(config) or config.algorithm.correction == "bypass"  # then they are the engine's
-    return updates_per_rollout(config.batch) == 1 and not older
+    return updates_per_rollout(config.batch) == 1 and not old_logprobs_are_the_engines(config)
 
 
 def passes_needed(config: Config) -> Passes:
@@ -87,8 +91,7 @@ def passes_needed(config: Config) -> Passes:
     weight. Where the weights that sampled are gone, or with algorithm.correction bypass, the engine's log-probs are the
     old ones. The same pass finds the entropies by which tokens are chosen with algorithm.top_entropy_quantile.
     """
-    moves = updates_per_rollout(config.batch) > 1 and not older_weights_sample(config)
-    moves = moves and config.algorithm.correction != "bypass"
+    moves = updates_per_rollout(config.batch) > 1 and not old_logprobs_are_the_engines(config)
     return Passes(moves or config.algorithm.top_entropy_quantile < 1, config.algorithm.kl_beta > 0)
 
 

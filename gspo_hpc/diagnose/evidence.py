@@ -133,6 +133,12 @@ def mean(points: Sequence[Point]) -> float:
     return math.fsum(number for _, number in points) / len(points)
 
 
+def steps_of(steps: list[int]) -> str:
+    """Return "step 3" or "steps 3, 4", the first five of them."""
+    shown = ", ".join(map(str, steps[:5]))
+    return f"steps {shown}, ..." if len(steps) > 5 else f"step{'s' * (len(steps) > 1)} {shown}"
+
+
 def span(points: Sequence[Point]) -> str:
     """Write the steps of a series: "steps 3 to 22", or "step 3"."""
     first, last = points[0][0], points[-1][0]

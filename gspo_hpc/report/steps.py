@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gspo_hpc.config.derived import old_logprobs_are_the_engines
 from gspo_hpc.report.recorded import COLUMNS, StepRow, clip_range, group_view, row
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.runs import sample_record
@@ -99,7 +100,8 @@ def _neighbours(
 
 def _write(path: Path, run: RunData, report: Path, step: RecordedStep, around: Sequence[int | None]) -> None:
     script, style, clip = asset("step.js"), asset("report.css"), clip_range(run.config)
-    told = repr((run.name, report.name, step, tuple(around), clip, script, style))
+    engines = run.config is not None and old_logprobs_are_the_engines(run.config)
+    told = repr((run.name, report.name, step, tuple(around), clip, engines, script, style))
     mark = f"{zlib.crc32(told.encode('utf-8', 'replace')):08x}"
     if _marked(path) == mark:
         return
@@ -118,6 +120,7 @@ def _write(path: Path, run: RunData, report: Path, step: RecordedStep, around: S
         around=[None if one is None else (one, _name(one)) for one in around],
         groups=[group_view(group, clip) for group in step.groups],
         clip=clip,
+        engines=engines,
     )
     write_atomically(path, content)
 

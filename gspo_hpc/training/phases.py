@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gspo_hpc.config.derived import older_weights_sample
+from gspo_hpc.config.derived import old_logprobs_are_the_engines
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.evaluation import evaluate
@@ -39,7 +39,7 @@ class LogprobPasses:
         if isinstance(self._reference, Teacher):  # first, because the trainer is still away
             groups = self._with_reference(groups)
         # Where other weights than these sampled, only the engine knows their log-probs.
-        if older_weights_sample(config) or config.algorithm.correction == "bypass":
+        if old_logprobs_are_the_engines(config):
             groups = update.with_engine_logprobs(groups)
         if self._recipe.passes.old_logprobs:
             # The first update of a rollout is made by the policy that sampled it: its ratio is 1 without a pass.

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from gspo_hpc.config.constants import OVERCLIPPED
-from gspo_hpc.config.derived import engine_dtype, every_ratio_is_one, rewards_count, updates_per_rollout
-from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, Point, ends, mean, middle, percent, span
+from gspo_hpc.config.derived import engine_dtype
+from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span, steps_of
 from gspo_hpc.diagnose.excerpts import one_line
 from gspo_hpc.diagnose.registry import Finding, symptom
-from gspo_hpc.runs.reader import value
 from gspo_hpc.system.text import rounded
 
 # Rewards of a batch that differ by less than a tenth of their mean: of right-or-wrong rewards, 99 % are right.
@@ -31,12 +25,6 @@ GAP_GROWTH = 3.0
 GAP_SMALL, GAP_SMALL_16_BIT = 1e-4, 2e-2
 # A gradient ten times as long as at first is no longer that of the policy for which the learning rate was chosen.
 GRADIENT_GROWTH = 10.0
-# Published GSPO runs clip about 0.15 of their ratios. Above nine tenths an update hardly has a gradient.
-OVERCLIPPED_HIGH = 0.9
-# What a range that is offered is to clip of the run's ratios, as published runs do; and what fewer updates are to clip.
-_USUAL_CLIPPED, _FEW_CLIPPED = 0.15, 0.35
-_MOST_CLIPPED = 0.99  # of which the distances of ratios can still be told
-_WIDEST = 0.9  # below 1, where nothing would be clipped
 CLIP_GRAD = 1.0  # nearly all published runs clip to it
 
 
@@ -54,7 +42,9 @@ def exploding_gradients(run: Evidence) -> Finding | None:
     parts = ends(norms)
     evidence, severe = [], False
     if skipped and not (half and len(skipped) <= 0.05 * len(run.records)):  # loss scaling skips some to find its scale
-        evidence.append(f"the gradient was not finite in {len(skipped)} of {len(run.records)} steps ({_some(skipped)})")
+        evidence.append(
+            f"the gradient was not finite in {len(skipped)} of {len(run.records)} steps ({steps_of(skipped)})"
+        )
         severe = skipped[-1] >= run.recent[0]["step"]
     if parts is not None:
         before, after = middle(parts[0]), middle(parts[1])
@@ -250,129 +240,3 @@ def reward_function_failures(run: Evidence) -> Finding | None:
         ("the console or the job's log names the function that failed, and why", "samples.jsonl: failure"),
         "problem" if share >= REWARD_FAILURES_HIGH else "warning",
     )
-
-
-@symptom(
-    "clipping_never_active",
-    severity="warning",
-    shows="there is one update per rollout (a note), or no ratio ever leaves the clip range",
-    change="`batch.steps_per_generation`, `optimizer.lr`, `algorithm.clip_high`",
-)
-def clipping_never_active(run: Evidence) -> Finding | None:
-    """Find a clip range that never has an effect."""
-    clip = run.config.algorithm
-    if not rewards_count(run.config):  # a teacher is the only signal, and has no clip range
-        return None
-    if every_ratio_is_one(run.config):
-        if len(run.records) < ENOUGH:
-            return None
-        return Finding(
-            ("there is 1 update per rollout, so every ratio is 1 and the clip range has no effect",),
-            "the policy that is updated is the one that sampled; that is fine if intended, but uses each rollout once",
-            ("batch.steps_per_generation=4",),
-            severity="note",
-        )
-    later = _later_updates(run)
-    clipped, moved = run.points("clip_fraction", later), run.points("ratio_deviation_max", later)
-    if len(clipped) < ENOUGH or not moved or any(n > 0.0 for _, n in clipped):
-        return None
-    largest = max(n for _, n in moved)
-    return Finding(
-        (
-            f"no ratio was clipped in the later updates of rollouts, {span(clipped)}: the largest |ratio - 1| was "
-            f"{rounded(largest)}, the range is -{clip.clip_low:g} to +{clip.clip_high:g}",
-        ),
-        "updates are too small for the clip range to matter: the policy hardly moves within a rollout",
-        (f"optimizer.lr={rounded(3 * run.config.optimizer.lr)}", f"algorithm.clip_high={largest / 2:.1g}"),
-    )
-
-
-@symptom(
-    "overclipping",
-    severity="warning",
-    shows="half of the ratios or more are clipped in the later updates of rollouts, and how often the gradient was 0",
-    change="`optimizer.lr`, `algorithm.clip_low`, `algorithm.clip_high`, `batch.steps_per_generation`",
-)
-def overclipping(run: Evidence) -> Finding | None:
-    """Find updates that are mostly thrown away because the policy left the clip range in the updates before."""
-    later = _later_updates(run)
-    clipped = run.points("clip_fraction", later)
-    if len(clipped) < ENOUGH or (share := mean(clipped)) < OVERCLIPPED:
-        return None
-    clip, config = run.config.algorithm, run.config
-    lost = [step for step, norm in run.points("grad_norm", later) if norm == 0.0]
-    moved = run.points("ratio_deviation_max", later)
-    largest = f", and the largest |ratio - 1| of an update {rounded(mean(moved))} on average" if moved else ""
-    evidence = [
-        f"{percent(share)} of the ratios were clipped in the later updates of rollouts, {span(clipped)}; the range is "
-        f"-{clip.clip_low:g} to +{clip.clip_high:g}{largest}"
-    ]
-    if lost:
-        evidence.append(f"in {len(lost)} of these {len(clipped)} updates the gradient was exactly 0 ({_some(lost)})")
-    wider = _wider(run, later, share)
-    low, high = min(_WIDEST, wider * clip.clip_low), wider * clip.clip_high  # on both sides, or one clips all the same
-    settings = [f"algorithm.clip_low={low:.2g} algorithm.clip_high={high:.2g}"]
-    settings += _fewer_updates(run, later)
-    settings.append(f"optimizer.lr={config.optimizer.lr / wider:.2g}")
-    return Finding(
-        tuple(evidence),
-        "the first update of a rollout already moves the policy out of the clip range, so the later ones change little "
-        "and most of what was generated is thrown away",
-        tuple(settings),
-        severity="problem" if share >= OVERCLIPPED_HIGH else "warning",
-    )
-
-
-def _wider(run: Evidence, later: list[Mapping[str, Any]], share: float) -> float:
-    """Return how many times as wide a clip range clips a usual share of the ratios that a run has had.
-
-    Distances from 1 are taken to be distributed exponentially: their mean follows from the share beyond the range, and
-    from the largest one among as many as an update has. The wider estimate counts, for most ratios far beyond the range
-    say only that it is far too narrow. Distances above 1 have a heavier tail, and their largest says nothing.
-    """
-    clip, batch = run.config.algorithm, run.config.batch
-    usual = -math.log(_USUAL_CLIPPED)
-    found = usual / -math.log(min(share, _MOST_CLIPPED))
-    largest = run.points("ratio_deviation_max", later)
-    if largest and clip.clip_low + clip.clip_high > 0.0 and mean(largest) < 1.0:
-        ratios = batch.global_batch_size or 1
-        if getattr(clip, "ratio", "sequence") != "sequence" and (lengths := run.points("response_length", later)):
-            ratios *= max(1, round(mean(lengths)))
-        expected = mean(largest) * usual / math.log(max(2, ratios))
-        found = max(found, expected / ((clip.clip_low + clip.clip_high) / 2))
-    return found
-
-
-def _fewer_updates(run: Evidence, later: list[Mapping[str, Any]]) -> list[str]:
-    """Return the most updates of a rollout of which less than half of the ratios are clipped by far, as settings.
-
-    That follows from what each update of the run's rollouts clipped: with fewer of them, the last ones are left out.
-    """
-    batch, clipped = run.config.batch, dict[int, list[Point]]()
-    for record in later:
-        clipped.setdefault(int(record["update"]), []).extend(run.points("clip_fraction", [record]))
-    most, points = 1, list[Point]()
-    for update in sorted(clipped):
-        points += clipped[update]
-        if points and mean(points) >= _FEW_CLIPPED:
-            break
-        most = update + 1
-    if most >= updates_per_rollout(batch):
-        return []
-    steps, rounds = max(1, most // batch.num_iterations), min(most, batch.num_iterations)
-    settings = [f"batch.num_iterations={rounds}"] if rounds < batch.num_iterations else []
-    if batch.steps_per_generation and batch.steps_per_generation > steps:
-        settings.append(f"batch.steps_per_generation={steps}")
-    elif batch.generation_batch_size and batch.global_batch_size and updates_per_rollout(batch) > steps:
-        settings.append(f"batch.generation_batch_size={steps * batch.global_batch_size}")
-    return [" ".join(settings)] if settings else []
-
-
-def _later_updates(run: Evidence) -> list[Mapping[str, Any]]:
-    """Return the recent steps whose policy was not the one that sampled: only there can a ratio be clipped."""
-    return [r for r in run.recent if value(r, "update") not in (None, 0.0) and not r.get("empty")]
-
-
-def _some(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:5]))
-    return f"steps {shown}, ..." if len(steps) > 5 else f"step{'s' * (len(steps) > 1)} {shown}"

@@ -17,7 +17,7 @@ from gspo_hpc.config.derived import (
     PassName,
     engines_per_node,
     offloaded_parts,
-    older_weights_sample,
+    old_logprobs_are_the_engines,
     pass_size,
     router_replay,
     teacher_config,
@@ -217,7 +217,7 @@ def _completions(config: Config) -> int:
 
 def _moved(config: Config, sampled: int) -> int:
     """Return the completions of a rollout whose old log-probs a pass finds: not those of its first update."""
-    if config.algorithm.correction == "bypass" or older_weights_sample(config):
+    if old_logprobs_are_the_engines(config):
         return 0
     first = config.batch.global_batch_size or 0
     return sampled - first if config.batch.num_iterations == 1 else sampled

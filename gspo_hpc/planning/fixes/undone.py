@@ -5,7 +5,7 @@ Where several of them do not suit the others, the nearest fixes may be far, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config, keys
@@ -51,8 +51,11 @@ def _differing(config: Config, file: Config) -> list[Change]:
 
 def _is_plain(value: Any) -> bool:
     """Tell whether a value can be written on the command line: sources and reward functions are sections of a file."""
-    several = value if isinstance(value, list | tuple) else (value,)
-    return all(one is None or isinstance(one, str | int | float) for one in several)
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _fix(search: Search, changes: list[Change]) -> Fix | None:

@@ -21,7 +21,9 @@ from gspo_hpc.checkpoint import adapters, hugging_face, sharded
 from gspo_hpc.checkpoint.saver import Saver
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.data.retired import Retired, Retirement
+from gspo_hpc.data.carried import Carried
+from gspo_hpc.data.prompts import SourcePosition
+from gspo_hpc.data.retired import PassRates, Retired, Retirement
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops import peft_folder
@@ -44,6 +46,9 @@ def save(policy: Policy, config: Config, folder: Path) -> None:
         weights=AdaptiveWeights(kl_beta=0.1, entropy_coef=0.0),
         teacher="weights",
         retired=Retired((Retirement(0, 1, 1.0),)),
+        rates=PassRates({0: 0.5}),
+        sources=(SourcePosition(1, 0, 1, ((0, 4),)),),
+        carried=(Carried(0, 1),),
     )
     state.write(staging)
     Saver(policy, background=False).save(

@@ -23,11 +23,13 @@ import torch
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
+from gspo_hpc.data.carried import Place
 from gspo_hpc.evaluation import stored
+from gspo_hpc.rollout.carried_files import CarriedFiles
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import new_job_folder, record_job
-from gspo_hpc.runs.journal import CARRIED, Journal, read_journals
+from gspo_hpc.runs.journal import CARRIED, Journal, places, read_journal, read_journals, read_turns
 from gspo_hpc.runs.sweep import SweepDir
 from tests.swanlab_server import SwanlabServer
 from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
@@ -172,6 +174,7 @@ def loads(model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     folder, marked = tmp_path_factory.mktemp("planted"), tmp_path_factory.mktemp("marks")
     names = kept(checkpoint)
     assert {"megatron/index.json", "megatron/common.pt", "rng-0.json", "cursor.json", "rollout.jsonl"} < set(names)
+    assert {"carried.json", "pass_rates.json", "sources.json", "ahead.json", "retired.json"} < set(names)
     assert any(name.endswith(".distcp") for name in names)
     names += [f"megatron/{name}" for name in OF_LIBRARIES if f"megatron/{name}" not in names]
     copies = []
@@ -297,8 +300,6 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
         shutil.copytree(path, made.checkpoints / path.name)
     for what in ("journal", "turns", *CARRIED):
         Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1, kind=what).close()
-    for name in ("carried", "pass_rates", "sources"):  # of runs with partial rollouts, a curriculum, several sources
-        (made.checkpoints / checkpoint.name / f"{name}.json").write_text("[]")
     made.plan.write_text("{}")
     made.experts.write_text("{}")
     for step in (1, 2):
@@ -324,6 +325,19 @@ COMMANDS = (
 SYNC = ("sync", "RUN", "tracking.wandb=disabled", "tracking.swanlab=disabled")
 
 
+def read_rollout(run: RunDir) -> None:
+    """Read whatever a resumed attempt reads in the folder of a rollout."""
+    folder = run.rollouts / "000001"
+    read_journals(folder, "f")
+    read_turns(folder, "f")
+    carried = CarriedFiles(run.rollouts)
+    for kind in CARRIED:
+        path = folder / f"rank-0000.{kind}"
+        read_journal(path, "f")
+        places(path, "f")
+        carried.read(Place(1, "f", path.name, 0, path.stat().st_size))
+
+
 @pytest.mark.timeout(900)
 def test_no_command_that_reads_a_run_runs_a_pickle_in_it(
     handed_over: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -344,7 +358,9 @@ def test_no_command_that_reads_a_run_runs_a_pickle_in_it(
             code = main([places.get(word, word) for word in words])
             said = capsys.readouterr().err
             assert code in (0, 1, 2) and len(said.splitlines()) <= 6, (name, words, said)
-        read_journals(handed_over.rollouts / "000001", "f")
+        if name.startswith("rollouts/"):
+            read_rollout(handed_over)
+            capsys.readouterr()
         assert marks(marked) == [], name
         path.unlink() if before is None else path.write_bytes(before)
 

@@ -511,6 +511,26 @@ def test_one_update_a_rollout_is_a_note() -> None:
             rollout=rollout,
         )
         assert "clipping_never_active" not in names(other), "ratios are to the engine's log-probs, and not 1"
+    twice = evidence(
+        lambda s: {"update": (s + 1) % 2, "clip_fraction": 0.1},
+        batch={"steps_per_generation": 1, "num_iterations": 2},
+    )
+    assert "clipping_never_active" not in names(twice), "a rollout has two updates"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "setting"),
+    [
+        ({"mode": "server", "max_staleness": 2}, "rollout.max_staleness=1"),
+        ({"unfinished": "continue"}, "rollout.unfinished=wait"),
+    ],
+)
+def test_older_weights_can_leave_the_clip_range_in_the_only_update(rollout: dict[str, Any], setting: str) -> None:
+    run = evidence(lambda s: {"update": 0, "clip_fraction": 0.7}, batch={"steps_per_generation": 1}, rollout=rollout)
+    (found,) = [one for one in find(run) if one.name == "overclipping"]
+    assert found.evidence[0].startswith("70 % of the ratios were clipped, steps"), found.evidence
+    assert setting in found.settings and not any("steps_per_generation" in one for one in found.settings)
+    assert "older weights" in found.cause
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_a_file_that_is_refused_itself_is_no_help() -> None:
     assert undone.find(Search(config, None, make_plan(config)), file) is None
 
 
+@pytest.mark.parametrize("words", ["slurm.sbatch={nodes: 3}", 'slurm.environment={my-var: "1"}'])
+def test_mappings_are_taken_back(words: str) -> None:
+    config, file = load(LARGE, [words]), load(LARGE)
+    found = undone.find(Search(config, None, make_plan(config)), file)
+    assert found is not None and str(found) == f"{words.partition('=')[0]}={{}}"
+
+
 def test_arguments_of_the_engine_are_taken_back() -> None:
     file = load(LARGE, ["rollout.engine.max_num_seqs=512"])
     config = load(LARGE, ["rollout.engine={max_num_seqs: many, max_num_batched_tokens: 16}"])

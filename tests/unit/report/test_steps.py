@@ -255,6 +255,24 @@ def test_ratios_have_the_digits_of_the_clip_range() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("config", "one"),
+    [
+        ({}, True),
+        ({"algorithm": {"correction": "bypass"}}, False),
+        ({"rollout": {"mode": "server", "max_staleness": 1}}, False),
+        ({"rollout": {"unfinished": "continue"}}, False),
+    ],
+)
+def test_a_page_says_whose_log_probs_ratios_are_to(config: dict[str, Any], one: bool, tmp_path: Path) -> None:
+    whole = from_dict(config)
+    made = make_run(tmp_path / "run", FULL, algorithm=whole.algorithm, rollout=whole.rollout)
+    run = with_record(made.path, [group(1, 0)])
+    write_report(run.path)
+    (page,) = step_pages(run)
+    assert ("all ratios are 1" in page.read_text()) == one and ("log-probs of the engine" in page.read_text()) != one
+
+
 @pytest.mark.parametrize(("name", "by_sequence"), [("gspo", True), ("gspo_token", True), ("grpo", False)])
 def test_the_range_is_that_of_the_algorithm(name: str, by_sequence: bool) -> None:
     found = clip_range(from_dict({"algorithm": {"name": name, "clip_low": 0.25, "clip_high": 0.5}}))
