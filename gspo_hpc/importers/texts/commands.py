@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ TOOLS = set(
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
+# Launchers, behind which the program is, and modules that prepare something for Python.
+_NO_PROGRAM = re.compile(r"(torch\.distributed|accelerate|deepspeed)\.|(pip|venv|ensurepip|compileall)$")
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
 _INSISTED = (
@@ -128,6 +130,20 @@ def from_command(
             return None
         if word.endswith(".py") and not word.startswith("-"):
             return _from_python_file(command, number, commands, place, source, others)
+    return None
+
+
+def python_program(words: Sequence[str]) -> str | None:
+    """Return the Python file or module that a command starts behind its launchers; None for other commands."""
+    if not words or any(os.path.basename(word) in _PROCESSES for word in words):
+        return None
+    if os.path.basename(words[0]) in TOOLS:
+        return None
+    for number, word in enumerate(words):
+        if number and words[number - 1] in modules.FLAGS and not _NO_PROGRAM.match(word):
+            return word if modules.starts(words[: number - 1]) else None
+        if word.endswith(".py") and not word.startswith("-") and not set(word) & set("= "):
+            return word
     return None
 
 

@@ -15,7 +15,7 @@ from gspo_hpc.importers.scripts.parse import PLACEHOLDER, placeholders
 from gspo_hpc.importers.scripts.script import Command, Script
 from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
-from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command
+from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command, python_program
 from gspo_hpc.importers.texts.sources import ACCELERATE, SeveralRunsError
 
 _SCRIPT = re.compile(
@@ -153,12 +153,14 @@ def _differing(one: Found, other: Found, variables: Container[str]) -> list[str]
 def _followed(text: str, source: str | None, folder: Path, name: str, presumed: Collection[str] = ()) -> Found:
     script = follow(text, folder, name, presumed=presumed)
     others: list[str] = []
-    runs, lists = _runs(script, source, folder, name, others)
+    beside: list[str] = []
+    runs, lists = _runs(script, source, folder, name, others, beside)
     notes: list[str] = []
     if not runs and script.ended:  # the check that ends it is of arguments, say, which it is started without here
         where = script.ended
         script = follow(text, folder, name, exits=False, presumed=presumed)
-        runs, lists = _runs(script, source, folder, name, others)
+        beside.clear()
+        runs, lists = _runs(script, source, folder, name, others, beside)
         notes.append(f"started without arguments, the script ends in {where}: what follows is read all the same")
     if not runs:
         raise _nothing(text, others, script.not_read)
@@ -166,6 +168,9 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         raise SeveralRunsError(runs)
     (found,) = runs
     notes += (*script.told, *script.required)
+    if also := list(dict.fromkeys(beside)):
+        rest = f" and {len(also) - _MOST_TOLD} more" if len(also) > _MOST_TOLD else ""
+        notes.append(f"the script also starts {', '.join(also[:_MOST_TOLD])}{rest}, of which nothing is converted")
     flag = "" if found.source == "verl" else "--"
     notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag, text)
     if script.blanks:
@@ -190,15 +195,18 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
             values=found.values | more.values, notes=(*found.notes, line), left={**found.left, **more.left}
         )
     notes += _cut_off(found, script.commands)
-    possible, _ = _runs(Script(script.possible, []), source, folder, name, [])
+    possible, _ = _runs(Script(script.possible, []), source, folder, name, [], [])
     found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=(*found.possible, *possible))
     return found._replace(notes=(*found.notes, *notes))
 
 
 def _runs(
-    script: Script, source: str | None, folder: Path, name: str, others: list[str]
+    script: Script, source: str | None, folder: Path, name: str, others: list[str], beside: list[str]
 ) -> tuple[list[Found], list[Found]]:
-    """Return the runs of a script, and lists of arguments that stand alone; `others` gets what else it starts."""
+    """Return the runs of a script, and lists of arguments that stand alone.
+
+    `others` gets why other commands are no runs, and `beside` the Python files and modules that they start.
+    """
     commands = script.commands
     place = folder / (name or "-")
     around = [*commands, *script.possible]
@@ -208,7 +216,8 @@ def _runs(
 
     def all_of(given: list[Command]) -> list[Found]:
         started = (command for command in given if not _is_followed(command.words))
-        found = ((command, from_command(command, around, place, source, others)) for command in started)
+        found = [(command, from_command(command, around, place, source, others)) for command in started]
+        beside.extend(word for one, run in found if run is None and (word := python_program(one.words)))
         return [run._replace(notes=(*run.notes, *one.files.told)) for one, run in found if run is not None]
 
     runs = all_of(commands)

@@ -94,3 +94,24 @@ def test_a_file_that_trains_several_times_perhaps_is_told(text: str, where: str)
 def test_a_file_that_trains_once_is_neither(text: str) -> None:
     found = convert(f"{HEAD}{text}", gpus=1)
     assert not found.open and not any("one run of these" in line for line in found.assumed)
+
+
+TRL = "train_grpo.py --num_generations 8 --max_steps 20 --learning_rate 1e-6 --beta 0.0 --per_device_train_batch_size 4"
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("python stage2.py --learning_rate 1e-5 --num_generations 4 --max_steps 4", "stage2.py"),
+        ("python train_grpo_stage2.py --cfg s2.json", "train_grpo_stage2.py"),
+        ("python -m torch.distributed.run --nproc_per_node 8 stages/two.py", "stages/two.py"),
+        ("accelerate launch --num_processes 8 -m stages.two --x 1", "stages.two"),
+        ("srun python -m stages.two", "stages.two"),
+        ("python a.py\npython b.py\npython c.py\npython a.py\npython d.py\npython e.py", "a.py, b.py, c.py and 2 more"),
+        ("pip install trl\npython -m pip install x\ncp a.py b.py\npkill -f foo.py\necho c.py\ncat d.py", ""),
+    ],
+)
+def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
+    for text in (f"python {TRL}\n{command}\n", f"{command}\npython {TRL}\n"):
+        notes = [one for one in convert(text, gpus=8).assumed if "also starts" in one]
+        assert notes == [f"the script also starts {named}, of which nothing is converted"] * bool(named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gspo_hpc.importers import tables
@@ -19,6 +19,11 @@ _READ_ELSEWHERE = re.compile(r"(^|\.)(verl|recipe|swift|megatron|trl|vllm|sglang
 _OVERRIDE = re.compile(r"\+{0,2}[\w.]+\.\w+=")  # of Hydra
 
 
+def starts(words: Sequence[str]) -> bool:
+    """Tell whether a program that runs modules is among the words in front of -m."""
+    return any(_STARTERS.fullmatch(os.path.basename(word)) for word in words)
+
+
 def file_of(words: tuple[str, ...], number: int, place: Path, written: Mapping[str, str | None]) -> str | None:
     """Return the path of the module that a word names, None if it names none, or one that is no file of a run of TRL.
 
@@ -27,8 +32,7 @@ def file_of(words: tuple[str, ...], number: int, place: Path, written: Mapping[s
     module, after = words[number], words[number + 1 :]
     if not number or words[number - 1] not in FLAGS or not _MODULE.fullmatch(module) or _READ_ELSEWHERE.search(module):
         return None
-    starts = any(_STARTERS.fullmatch(os.path.basename(word)) for word in words[: number - 1])
-    if not starts or any(map(_OVERRIDE.match, after)):
+    if not starts(words[: number - 1]) or any(map(_OVERRIDE.match, after)):
         return None
     path = module.replace(".", "/")
     for name in (f"{path}.py", f"{path}/__main__.py"):
