@@ -144,7 +144,6 @@ def test_what_is_set_after_the_training_changes_nothing(name: str) -> None:
         "trainer.args.warmup_ratio = 5\ntrainer.train()",  # of transformers 4 while it trains, of 5 before
         "trainer.args.learning_rate = 5",  # another file trains
         "trainer.create_optimizer()\ntrainer.args.learning_rate = 5\ntrainer.train()",
-        "trainer.train()\ntrainer.args.learning_rate = 5\ntrainer.train()",
     ],
 )
 def test_a_literal_that_the_trainer_may_have_read_before_is_called_one(after: str) -> None:

@@ -32,6 +32,7 @@ SEVERAL = "so it starts several runs: leave one in the file"
         (METHOD.format("for d in [a, b]: self.run(d)\n"), "line 7: for d in [a, b]"),
         (f"{RUN}if __name__ == '__main__':\n    for d in [a, b]:\n        run(d)\n", "line 6: for d in [a, b]"),
         (f"{TRAIN.replace('t.train()', '')}for i in range(2):\n    t.train()\n", "line 4: for i in range(2)"),
+        (f"{TRAIN}t.args.learning_rate = 5\nt.train()\n", "lines 3 and 5: t.train() and t.train()"),
         (f"{RUN}run(a)\nrun(b)\n", "lines 5 and 6: run(a) and run(b)"),
         (f"{MAKE}t = {OF}\nt.train()\nu = {OF}\nu.train()\n", "lines 6 and 8: t.train() and u.train()"),
     ],
