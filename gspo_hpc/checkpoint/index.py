@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from gspo_hpc.system.text import MALFORMED, parse_json
+
 NAME = "index.json"
 VERSION = 2  # of a checkpoint's shards; 1 was torch's pickle
 _FILE = re.compile(r"[A-Za-z0-9_]+\.distcp")
@@ -69,13 +71,13 @@ def read(shards: Path) -> Metadata:
         older = "; it was written by an earlier version" if (shards / ".metadata").exists() else ""
         raise ValueError(f"{shards} holds no sharded weights: {NAME} is missing{older}")
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']!r}, and {VERSION} is read")
         metadata = Metadata({}, storage_data={}, storage_meta=StorageMeta())
         for key, tensor in content["tensors"].items():
             _add(metadata, key, tensor)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise ValueError(f"{path} is not an index of shards: {type(error).__name__}: {error}") from None
     return metadata
 

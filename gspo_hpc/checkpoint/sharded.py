@@ -34,6 +34,7 @@ from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.policy import Policy
 from gspo_hpc.policy.process_groups import Ranks, barrier
 from gspo_hpc.system.files import Entry, plain_disk_full, read_json
+from gspo_hpc.system.text import MALFORMED
 
 REFERENCE = "reference."  # what the keys of a reference model's weights begin with
 
@@ -179,7 +180,10 @@ def load(policy: Policy, path: Path, reference: Sequence[torch.Tensor] | None = 
     policy.scheduler.load_state_dict(loaded["scheduler"])
     mine = path / f"rng-{policy.ranks.rank}.json"
     if mine.exists():  # not where more ranks load than have saved
-        _set_rng_state(read_json(mine), policy.ranks)
+        try:
+            _set_rng_state(read_json(mine), policy.ranks)
+        except (RuntimeError, *MALFORMED) as error:  # torch's for a state of another length
+            raise ValueError(f"{mine} cannot be read: {type(error).__name__}: {error}") from None
 
 
 def load_weights(policy: Policy, path: Path) -> None:

@@ -54,10 +54,24 @@ def is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-_COUNTED = (  # arguments whose values are counts or sizes, besides those that have a bound of their own
-    *("block_size", "max_logprobs", "kv_cache_memory_bytes", "long_prefill_token_threshold", "cpu_offload_gb"),
-    *("max_num_partial_prefills", "swap_space"),
-)
+def is_positive(value: Any) -> bool:
+    """Return whether a value is a number above 0, or null."""
+    return is_number(value) and (value is None or value > 0)
+
+
+def is_not_negative(value: Any) -> bool:
+    """Return whether a value is a number from 0, or null."""
+    return is_number(value) and (value is None or value >= 0)
+
+
+def is_number_of_logprobs(value: Any) -> bool:
+    """Return whether a value is a number from 0, -1 for all tokens of the vocabulary, or null."""
+    return is_not_negative(value) or (is_number(value) and value == -1)
+
+
+# Arguments whose values are counts or sizes, with the bounds that all supported versions of vLLM have.
+_POSITIVE = ("block_size", "max_num_partial_prefills")
+_NOT_NEGATIVE = ("kv_cache_memory_bytes", "long_prefill_token_threshold", "cpu_offload_gb", "swap_space")
 
 LATER_OR_EARLIER = frozenset(("max_num_partial_prefills", "swap_space"))  # arguments of some versions of vLLM alone
 
@@ -79,7 +93,9 @@ ENGINE_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "enable_sleep_mode": (lambda v: v is True, "must be true: engines sleep while the trainer works"),
     "skip_tokenizer_init": (lambda v: v is False, "must be false: reward functions need text"),
     "enable_return_routed_experts": (lambda v: v is True, "must be true or absent: moe.router_replay sets it"),
-    **dict.fromkeys(_COUNTED, (is_number, "must be a number")),
+    "max_logprobs": (is_number_of_logprobs, "must be a number, 0 or more, or -1 for the whole vocabulary"),
+    **dict.fromkeys(_POSITIVE, (is_positive, "must be a number above 0")),
+    **dict.fromkeys(_NOT_NEGATIVE, (is_not_negative, "must be a number, 0 or more")),
 }
 
 

@@ -22,9 +22,10 @@ from gspo_hpc.config.reading.config_yaml import Ambiguous, Reader, Writer, read_
 from gspo_hpc.config.reading.places import Places
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import as_dict, describe
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, nearest
 
 _FORM = "write section.key=value, such as run.max_steps=10"
+_SLIP = 0.75  # similarity of a key and its misspelling, among all keys of all sections
 
 
 class ConfigError(ValueError):
@@ -221,11 +222,21 @@ def _override(raw: dict[str, Any], text: str, places: Places, problems: list[str
 
 
 def _meant(name: str) -> str:
-    """Return what to write instead of a name without a section: a key of that name, or ours for another project's."""
+    """Return what to write instead of a name without a section: a key of that name, ours for another project's.
+
+    For a misspelt one that is the nearest key.
+    """
     from gspo_hpc.config.reading.peer_names import here  # only here: most settings are right
 
-    own = [key for key in schema.keys() if key.partition(".")[2] == name]
-    return f"write {' or '.join(own)}" if own else f"here it is {ours}" if (ours := here(name)) else _FORM
+    keys: dict[str, list[str]] = {}
+    for key in schema.keys():
+        keys.setdefault(key.partition(".")[2], []).append(key)
+    if own := keys.get(name):
+        return f"write {' or '.join(own)}"
+    if ours := here(name):
+        return f"here it is {ours}"
+    near = nearest(name, keys, cutoff=_SLIP)
+    return _FORM if near is None else f"write section.key=value; nearest: {' or '.join(keys[near])}"
 
 
 def read_value(key: Sequence[str], given: str) -> Any:

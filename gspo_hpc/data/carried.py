@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gspo_hpc.system.text import shortened
+
 _FILE = re.compile(r"rank-\d+\.(spare|unfinished)")  # the file may be of another's making
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
     """Return a whole number from 0; ValueError for anything else, of which a negative one would name another prompt."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"this is no number from 0: {value!r}")
+        raise ValueError(f"this is no number from 0: {shortened(repr(value), 80)}")
     return value
 
 
@@ -35,8 +37,8 @@ class Place(NamedTuple):
         """Return the place that a list of plain values names. Raises ValueError or TypeError for anything else."""
         rollout, fingerprint, file, offset, length = raw
         if not _FILE.fullmatch(file):
-            raise ValueError(f"this is not a file of groups that a rollout hands on: {file!r}")
-        return cls(_count(rollout), str(fingerprint), str(file), _count(offset), _count(length))
+            raise ValueError(f"this is not a file of groups that a rollout hands on: {shortened(repr(file), 80)}")
+        return cls(count(rollout), str(fingerprint), str(file), count(offset), count(length))
 
 
 class Carried(NamedTuple):
@@ -52,7 +54,7 @@ class Carried(NamedTuple):
         """Return what a list of plain values says. Raises ValueError or TypeError for anything else."""
         prompt, began, finished, place = raw
         where = None if place is None else Place.from_list(place)
-        return cls(_count(prompt), _count(began), bool(finished), where)
+        return cls(count(prompt), count(began), bool(finished), where)
 
 
 @dataclass(frozen=True)

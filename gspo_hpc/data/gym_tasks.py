@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from gspo_hpc.data.hub_data import TASKS as PREFIX
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import write_atomically
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, parse_json
 
 FIELD = "reasoning_gym"
 INSTALL = "pip install 'gspo-hpc[reasoning-gym]'"
@@ -129,7 +129,7 @@ def _place(name: str) -> Path | None:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text, finite=False)
     except ValueError:
         return text
 

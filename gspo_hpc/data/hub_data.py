@@ -8,6 +8,7 @@ into it; the config of a run has their paths, so that its nodes need no hub.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def command(name: str) -> str:
     if _is_split(inside):
         fetch = f"hf download {repo} --repo-type dataset{at} --local-dir {here}"
         return f"{fetch}; then give {here if inside is None else f'{here}:{inside}'}"
-    fetch = f"hf download {repo} --repo-type dataset{at} --include '{inside}' --local-dir {here}"
+    # A name may be another's, and what is printed is pasted into a shell.
+    fetch = f"hf download {repo} --repo-type dataset{at} --include {shlex.quote(str(inside))} --local-dir {here}"
     return f"{fetch}; then give {here}/{inside}"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.system import environment
-from gspo_hpc.system.text import first_line
+from gspo_hpc.system.text import first_line, parse_json
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -111,7 +111,7 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    found = parse_json(path.read_text("utf-8"), finite=False) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 

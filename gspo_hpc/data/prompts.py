@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gspo_hpc.config.derived import trained_rows
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.carried import Carried
+from gspo_hpc.data.carried import Carried, count
 from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.retired import PassRates, Retired, Retirement
 from gspo_hpc.data.rows import Messages, Row, listed
@@ -216,7 +216,9 @@ class Position:
 def source_positions(raw: Iterable[Sequence[Any]]) -> tuple[SourcePosition, ...]:
     """Return the positions of sources from plain JSON. Raises ValueError or TypeError for anything else."""
     return tuple(
-        SourcePosition(int(draws), int(epoch), int(offset), tuple((int(since), int(number)) for since, number in known))
+        SourcePosition(
+            count(draws), count(epoch), count(offset), tuple((count(one), count(many)) for one, many in known)
+        )
         for draws, epoch, offset, known in raw
     )
 

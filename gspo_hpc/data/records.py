@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gspo_hpc.data.outcomes import CallOutcome, Outcome
+from gspo_hpc.system.text import parse_json
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -130,8 +131,8 @@ class Group:
 
     @classmethod
     def from_json(cls, line: str) -> Group:
-        """Return the group that :meth:`to_json` wrote. Raises ValueError or KeyError for anything else."""
-        raw = json.loads(line)
+        """Return the group that :meth:`to_json` wrote. Raises one of MALFORMED for anything else."""
+        raw = parse_json(line, finite=False)  # as fields of a row may be
         prompt = raw["prompt"]
         return cls(
             slot=int(raw["slot"]),

@@ -176,7 +176,7 @@ def _row(index: int, where: str, raw: Any, data: Data) -> Row:
         raise ValueError(f"the column {held[0]!r} holds no text. {_without(held)}")
     try:
         json.dumps(fields)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its fields must be values that JSON can hold: {error}") from None
     prompt = raw[key]
     if isinstance(prompt, str):

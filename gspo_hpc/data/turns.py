@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import Floats, Ints, decode_floats, decode_ints, encode
+from gspo_hpc.system.text import parse_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +38,11 @@ class TurnRecord:
 
     @classmethod
     def from_json(cls, line: str) -> TurnRecord:
-        """Return the turn that :meth:`to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-        raw = json.loads(line)
+        """Return the turn that :meth:`to_json` wrote. Raises one of MALFORMED for anything else."""
+        raw = parse_json(line, finite=False)
         return cls(
             **raw
+            | {name: int(raw[name]) for name in ("slot", "sample", "turn", "past", "num_cached_tokens")}
             | {
                 "tokens": decode_ints(raw["tokens"]),
                 "logprobs": decode_floats(raw["logprobs"]),

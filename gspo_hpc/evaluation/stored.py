@@ -14,7 +14,7 @@ from typing import Any
 
 from gspo_hpc.evaluation.scores import majority, summary
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.system.files import make_private_dir, plain, read_lines, write_atomically
+from gspo_hpc.system.files import make_inner_dir, plain, read_lines, write_atomically
 
 _KINDS = {str: "text", dict: "object", list: "list", int: "whole number", bool: "true or false"}
 
@@ -98,7 +98,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def write_into(run: RunDir, step: int, rows: Iterable[Mapping[str, Any]], *, by_command: bool = False) -> None:
     """Write the lines of an evaluation into the folder of the run."""
-    make_private_dir(run.evaluations)
+    make_inner_dir(run.evaluations)
     write(path_of(run, step, by_command=by_command), rows)
 
 

@@ -14,7 +14,7 @@ from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system import environment
 from gspo_hpc.system.exit_codes import DONE
-from gspo_hpc.system.files import make_private_dir
+from gspo_hpc.system.files import make_inner_dir
 
 _OWN = ("--model", "--host", "--port", "--served-model-name", "--load-format")  # what `serve` itself decides
 
@@ -49,7 +49,7 @@ def exported(run: Path, step: int | None) -> Path:
         raise ValueError(f"{run} has no checkpoint {chosen}; it has {', '.join(map(str, sorted(steps)))}")
     folder = run / "served" / f"{chosen:06d}"
     if not folder.exists():
-        make_private_dir(folder.parent)
+        make_inner_dir(folder.parent)
         if export(run, chosen, folder) != DONE:
             raise RuntimeError(f"checkpoint {chosen} of {run} was not exported")
     return folder

@@ -7,7 +7,6 @@ Keys are those of Hugging Face's Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen2-Mo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import catalog, hub
 from gspo_hpc.models.parts import Experts, Mixer, Rope, usual
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 SUPPORTED = (
     "LlamaForCausalLM",
@@ -96,7 +96,7 @@ def find(config: Config) -> Architecture | None:
     try:
         raw, _ = planned(config.model.path)
         return None if raw is None else counted(raw)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+    except MALFORMED:
         return None
 
 
@@ -117,7 +117,7 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
         text = f"{model_path} {absent}: this plan uses the config of {name} that comes with gspo_hpc. A run {does}."
         return catalog.content(name), text
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"), finite=False)  # as below
     except (FileNotFoundError, NotADirectoryError):
         text = f"{path} is not there: heads, layers, experts and positions of the model are not checked"
         if named_family(model_path) is None:
@@ -126,7 +126,7 @@ def planned(model_path: str) -> tuple[dict[str, Any] | None, str | None]:
             text += f". Its name {doubt}: only its config.json tells which model it is"
         near = None if there else catalog.nearest(model_path)
         return None, f"{text}. Nearest model whose config comes with gspo_hpc: {near}." if near else f"{text}."
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raw = None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} is not a readable JSON object")
@@ -177,12 +177,12 @@ def _untrained_family(family: catalog.Family | None, provider: str) -> str | Non
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = parse_json(path.read_text("utf-8"), finite=False)  # Mamba's time_step_limit ends with Infinity
     except FileNotFoundError:
         raise ValueError(
             f"model.path {path.parent} has no config.json: it must be a Hugging Face model folder"
         ) from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds {type(raw).__name__}, not the settings of a model")

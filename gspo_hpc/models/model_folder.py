@@ -5,14 +5,13 @@ Headers are read, and no weight.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture, weight_table
 from gspo_hpc.models.weight_files import INDEX, SINGLE, paths, read_header
-from gspo_hpc.system.text import first_line
+from gspo_hpc.system.text import MALFORMED, first_line, parse_json
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
@@ -51,7 +50,7 @@ def sizes(folder: Path, config: Config) -> Problem | None:
         return Problem("model", text, fix, absent=not any(folder.iterdir()))
     try:
         architecture.read(folder) if config.model.provider == "own" else architecture.outline(folder)
-    except (ValueError, OSError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         families = ", ".join(architecture.SUPPORTED)
         fix = f"use one of {families}; model.provider=mcore_bridge supports others, on GPUs"
         return Problem("model", first_line(str(error)), fix)
@@ -104,7 +103,7 @@ def tokenizer(folder: Path, config: Config) -> Problem | None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         try:
             content = _json(folder / name)
-        except (ValueError, OSError, RecursionError) as error:
+        except (ValueError, OSError) as error:
             return Problem("tokenizer", f"{folder / name} is not JSON: {error}", fix)
         if (folder / name).is_file() and not isinstance(content, dict):
             return Problem("tokenizer", f"{folder / name} is not a JSON object", fix)
@@ -153,7 +152,7 @@ def template_of(config: Config) -> str:
     folder = Path(config.model.path or "")
     try:
         return chat_template(folder) if config.model.path and folder.is_dir() else ""
-    except (OSError, ValueError, RecursionError):  # the check of the tokenizer says so
+    except (OSError, ValueError):  # the check of the tokenizer says so
         return ""
 
 
@@ -170,10 +169,10 @@ def read_shards(folder: Path) -> tuple[int, int, list[str]]:
     wrong: list[str] = []
     if index.exists():
         try:
-            names: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+            names: dict[str, str] = dict(parse_json(index.read_text("utf-8"))["weight_map"])
             if any(not isinstance(name, str) for name in names.values()):
                 raise TypeError("weight_map must give the name of a file for each tensor")
-        except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+        except (OSError, *MALFORMED) as error:
             return 0, 0, [f"{INDEX} is not readable: {type(error).__name__}: {error}"]
     elif (folder / SINGLE).exists():
         names = {}
@@ -200,4 +199,4 @@ def read_shards(folder: Path) -> tuple[int, int, list[str]]:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+    return parse_json(path.read_text("utf-8"), finite=False) if path.is_file() else None

@@ -5,13 +5,13 @@ No torch, so that a login node can refuse a folder whose adapters compute someth
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Adapter
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"  # of earlier versions of peft
@@ -60,8 +60,8 @@ def rank_and_alpha(folder: Path) -> tuple[int, float]:
     Raises ValueError of one line where the folder does not say.
     """
     try:
-        return _scaled(json.loads((folder / CONFIG).read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _scaled(parse_json((folder / CONFIG).read_text("utf-8")))
+    except (OSError, *MALFORMED) as error:
         raise ValueError(f"{folder / CONFIG} cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -88,9 +88,9 @@ def obstacle(adapter: Adapter) -> str | None:
     if (lacks := missing(path)) is not None:
         return lacks
     try:
-        found = json.loads((path / CONFIG).read_text("utf-8"))
+        found = parse_json((path / CONFIG).read_text("utf-8"))
         kind, (rank, alpha) = found["peft_type"], _scaled(found)
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         return f"{path / CONFIG} cannot be read: {type(error).__name__}: {error}"
     if kind != "LORA":
         return f"adapter.path {path} holds adapters of type {kind}: only LORA can be trained"

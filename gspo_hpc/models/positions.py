@@ -14,6 +14,11 @@ _KEYS = (  # the least of these that are given counts, as in vLLM's model_arch_c
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
+_DEFAULTS = {  # of the first key, as transformers has it for the families that are trained
+    **dict.fromkeys(("mistral", "mixtral"), 131072),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), 32768),
+    "llama": 2048,
+}
 _INSTEAD = "model_max_length"  # of Cohere's models, which counts in the place of all of them
 _ORIGINAL = "original_max_position_embeddings"
 _SCALED = frozenset({"longrope", "llama3"})  # types with which positions are given as they are scaled
@@ -30,12 +35,15 @@ class Positions(NamedTuple):
 
 
 def longest(content: Mapping[str, Any], *, yarn_scales: bool) -> Positions | None:
-    """Return the longest sequence that vLLM takes of a model; None where its config.json gives no positions.
+    """Return the longest sequence that vLLM takes of a model; None where nothing is known of its positions.
 
     `content` is that of config.json, or its `text_config`. `yarn_scales`: whether vLLM multiplies the original
     positions of YaRN by its factor, as versions up to 0.29 do; 0.32 and later ones take positions as they are given.
     """
     given = {key: value for key in _KEYS if (value := _number(content.get(key))) is not None and value > 0}
+    default = _DEFAULTS.get(str(content.get("model_type"))) if _KEYS[0] not in content else None
+    if default is not None:
+        given[_KEYS[0]] = float(default)
     if (instead := _number(content.get(_INSTEAD)) or 0.0) > 0:
         given = {_INSTEAD: instead}
     if not given:
@@ -43,6 +51,8 @@ def longest(content: Mapping[str, Any], *, yarn_scales: bool) -> Positions | Non
     key = min(given, key=lambda one: given[one])
     length = of_file = math.floor(given[key])
     made, factor = f"{key} ({length})", 1.0
+    if default is not None and key == _KEYS[0]:
+        made = f"{key} ({length}, the default of transformers, which counts where config.json has none)"
     for rope in _ropes(content) if "gemma3" not in str(content.get("model_type")) else ():
         kind = _kind(rope)
         if kind in (_SCALED if yarn_scales else _SCALED_LATER):
@@ -73,5 +83,10 @@ def _kind(rope: Mapping[str, Any]) -> str:
 
 def _number(value: Any) -> float | None:
     """Return a number that is finite; None for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

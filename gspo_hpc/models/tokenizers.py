@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.system.text import shortened
+from gspo_hpc.system.text import parse_json, shortened
 
 # In the order in which they are looked for: of the first that one folder has, the other must have an equal one.
 _FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tekken.json",))
@@ -61,7 +61,7 @@ def _of_tokens(own: Mapping[str, int], other: Mapping[str, int], what: str) -> s
 
 def _parsed(content: bytes) -> Mapping[str, Any]:
     """Return the object in a tokenizer.json, which has been found to be one before."""
-    found = json.loads(content)
+    found = parse_json(content, finite=False)
     return found if isinstance(found, Mapping) else {}
 
 

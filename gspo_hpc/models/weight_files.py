@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 SINGLE = "model.safetensors"  # all weights, where they fit into one file
 INDEX = "model.safetensors.index.json"  # the names of several files, by tensor
@@ -40,8 +41,8 @@ def paths(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.exists():
         try:
-            return [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-        except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as error:
+            return [folder / name for name in sorted(set(parse_json(index.read_text("utf-8"))["weight_map"].values()))]
+        except (OSError, *MALFORMED) as error:
             raise ValueError(f"{index} is not readable: {type(error).__name__}: {error}") from error
     if not (folder / SINGLE).exists():
         raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}: save the model with save_pretrained")
@@ -73,9 +74,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 f"{path.name}: this is not a safetensors file, or it is cut off in its header ({size:,} bytes)"
             )
         try:
-            raw: dict[str, Any] = json.loads(file.read(length))
+            raw: dict[str, Any] = parse_json(file.read(length))
             found = {name: _entry(one) for name, one in raw.items() if name != "__metadata__"}
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        except MALFORMED as error:
             raise ValueError(f"{path.name}: the header is not readable: {type(error).__name__}: {error}") from None
     wanted = 8 + length + max((one.end for one in found.values()), default=0)
     if size != wanted:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gspo_hpc.models.weight_files import INDEX, SINGLE
-from gspo_hpc.system.text import GIB, shortened
+from gspo_hpc.system.text import GIB, parse_json, shortened
 
 MAX_FILE_BYTES = 2 * GIB  # limit of a safetensors file
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -40,7 +40,7 @@ class Folder:
         self.path = Path(path)
         index = self.path / INDEX
         if index.exists():
-            files: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+            files: dict[str, str] = parse_json(index.read_text("utf-8"))["weight_map"]
         elif (self.path / SINGLE).exists():
             with _opened(self.path / SINGLE) as opened:
                 files = dict.fromkeys(opened.keys(), SINGLE)

@@ -18,7 +18,7 @@ from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.section import written
 from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder, show
-from gspo_hpc.planning.rules.engine_arguments import lacks, slip_of
+from gspo_hpc.planning.rules.engine_arguments import lacks, of_this_version, slip_of
 from gspo_hpc.planning.rules.model import longest_of_versions
 from gspo_hpc.system.text import nearest
 
@@ -75,7 +75,7 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
         )
     for name in plan.config.rollout.engine:
         if name not in VLLM_ARGUMENTS and slip_of(name) is None and not lacks(name):  # a rule speaks of the others
-            near = nearest(name, sorted(VLLM_ARGUMENTS))
+            near = nearest(name, sorted(VLLM_ARGUMENTS.intersection(of_this_version())))
             hint = f" (nearest: {near})" if near else ""
             yield f"rollout.engine.{name} is no argument of vLLM 0.32{hint}: a version that does not know it refuses it"
     try:

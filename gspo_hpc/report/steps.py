@@ -21,7 +21,7 @@ from gspo_hpc.runs import sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData
 from gspo_hpc.runs.sample_record import RecordedStep
-from gspo_hpc.system.files import make_private_dir, write_atomically
+from gspo_hpc.system.files import make_inner_dir, write_atomically
 
 SHOWN = 20  # steps in the table of the report; more are behind a click
 _OURS = re.compile(r"step-\d{6,}\.html")
@@ -65,7 +65,7 @@ def _write_steps(run: RunData, report: Path, record: Path) -> Recorded | None:
     folder = report.with_name(f"{report.stem}_steps")
     rows: list[StepRow] = []
     for before, step, after in _neighbours(sample_record.steps(record)):
-        make_private_dir(folder)
+        make_inner_dir(folder)
         path = folder / _name(step.step)
         _write(path, run, report, step, (before, after))
         rows.append(row(step, f"{folder.name}/{path.name}"))

@@ -23,6 +23,7 @@ from gspo_hpc.system.files import (
     make_private_dir,
     read_json,
     read_lines,
+    refuse_link,
     remove_tree,
     sync_dir,
     write_atomically,
@@ -224,6 +225,7 @@ def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: No
     make_private_dir(run.path)
     lock = run.lock()
     try:
+        _refuse_links(run)
         # Left by a write that was killed. Those of the command `eval`, which takes no lock, may be in use.
         for left in (*run.path.glob(".*.tmp"), *run.evaluations.glob(".*[0-9].jsonl.*.tmp")):
             left.unlink(missing_ok=True)
@@ -245,6 +247,17 @@ def open_locked(config: Config, vet: Callable[[RunDir], object] = lambda run: No
         lock.close()
         raise
     return run, resumed, lock
+
+
+def _refuse_links(run: RunDir) -> None:
+    """Raise ValueError for a folder of the run that is a link: what the run writes and removes would be elsewhere.
+
+    The folder of checkpoints may be one, to a larger disk.
+    """
+    folders = (run.attempts, run.rollouts, run.record, run.evaluations, run.path / "jobs")
+    inside = (path for folder in folders[:2] if folder.is_dir() for path in folder.iterdir())
+    for path in (*folders, *inside):
+        refuse_link(path)
 
 
 def _begun(config: Config) -> dict[str, Any]:

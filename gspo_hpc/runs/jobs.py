@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.system.files import make_private_dir, read_json, write_json
+from gspo_hpc.system.files import make_inner_dir, read_json, write_json
 
 _RECORD = "job.json"
 
@@ -16,10 +16,10 @@ _RECORD = "job.json"
 def new_job_folder(run: Path) -> Path:
     """Make the folder of the next submission of a run, or of a sweep, and return its path."""
     jobs = run / "jobs"
-    make_private_dir(jobs)
+    make_inner_dir(jobs)
     number = max((int(path.name) for path in jobs.iterdir() if path.name.isdecimal()), default=0) + 1
     folder = jobs / f"{number:04d}"
-    make_private_dir(folder)
+    make_inner_dir(folder)
     return folder
 
 

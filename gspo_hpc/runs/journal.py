@@ -3,8 +3,8 @@
 rollouts/000012/ has one file per writer (a rank with an engine). A line is the CRC-32 of its payload, a space and the
 payload. The first payload is the header (the rollout's number and the fingerprint of the policy that sampled it), every
 other one a Group. The CRC starts from the policy's fingerprint, so that no line counts for another policy. Files are
-only ever appended to: a kill tears at most the last line, and a line whose CRC is wrong is ignored. Its group is
-sampled again, with the same seeds.
+only ever appended to: a kill tears at most the last line, and a line whose CRC is wrong, or which holds no group, is
+ignored. Its group is sampled again, with the same seeds.
 
 Where a rollout ends before all of its groups are finished (rollout.unfinished: continue), files of the same form have
 what was sampled of the others, and finished groups that were not used. A later rollout finds each at its place.
@@ -26,7 +26,16 @@ from typing import Literal
 
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.turns import TurnRecord
-from gspo_hpc.system.files import cut_torn_tail, make_private_dir, open_private, plain_disk_full, sync_dir, write_or_cut
+from gspo_hpc.system.files import (
+    cut_torn_tail,
+    make_inner_dir,
+    open_private,
+    plain_disk_full,
+    refuse_link,
+    sync_dir,
+    write_or_cut,
+)
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 _VERSION = 1
 
@@ -49,9 +58,10 @@ class Journal:
     ) -> None:
         """Open the file of rank `writer` in `folder` (rollouts/NNNNNN); `fingerprint` is that of the weights.
 
-        `kind`: see :data:`Kind`.
+        `kind`: see :data:`Kind`. Raises ValueError where the folder, or the one that it is in, is a link.
         """
-        make_private_dir(folder)
+        refuse_link(folder.parent)
+        make_inner_dir(folder)
         self.path = folder / f"rank-{writer:04d}.{kind}"
         self._folder, self._writer, self._fingerprint, self._rollout = folder, writer, fingerprint, rollout
         self._turns: Journal | None = None
@@ -128,8 +138,8 @@ def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:
     """Return the finished groups of one writer, as :func:`read_journals` does; nothing if the file is not there."""
     groups: dict[int, Group] = {}
     for payload in _payloads(path, fingerprint):
-        group = Group.from_json(payload)
-        groups.setdefault(group.slot, group)
+        if (group := _group(payload)) is not None:
+            groups.setdefault(group.slot, group)
     return groups
 
 
@@ -158,8 +168,8 @@ def places(path: Path, fingerprint: str) -> dict[int, tuple[int, int]]:
         offset = len(header)
         for line in file:
             payload = _payload(line[:-1], _seed(fingerprint)) if line.endswith(b"\n") else None
-            if payload is not None:
-                found.setdefault(Group.from_json(payload).slot, (offset, len(line)))
+            if payload is not None and (group := _group(payload)) is not None:
+                found.setdefault(group.slot, (offset, len(line)))
             offset += len(line)
     return found
 
@@ -170,7 +180,7 @@ def read_place(path: Path, fingerprint: str, offset: int, length: int) -> Group 
         file.seek(offset)
         line = file.read(length)
         payload = _payload(line[:-1], _seed(fingerprint)) if line.endswith(b"\n") else None
-        return None if payload is None else Group.from_json(payload)
+        return None if payload is None else _group(payload)
     return None
 
 
@@ -185,7 +195,10 @@ def read_turns(
     found: dict[tuple[int, int], dict[int, TurnRecord]] = {}
     for path in sorted(folder.glob("rank-*.turns")):
         for payload in _payloads(path, fingerprint):
-            turn = TurnRecord.from_json(payload)
+            try:
+                turn = TurnRecord.from_json(payload)
+            except MALFORMED:
+                continue
             if slots is None or turn.slot in slots:
                 found.setdefault((turn.slot, turn.sample), {}).setdefault(turn.turn, turn)
     return {key: list(_without_gap(turns)) for key, turns in found.items()}
@@ -207,8 +220,20 @@ def retire(rollouts: Path, before_rollout: int) -> None:
 
 def _is_of(line: bytes, fingerprint: str) -> bool:
     payload = _payload(line, 0)
-    header = json.loads(payload) if payload is not None else {}
-    return bool(header.get("version") == _VERSION and header.get("fingerprint") == fingerprint)
+    try:
+        header = parse_json(payload or "")
+    except ValueError:
+        return False
+    told = header if isinstance(header, dict) else {}
+    return bool(told.get("version") == _VERSION and told.get("fingerprint") == fingerprint)
+
+
+def _group(payload: str) -> Group | None:
+    """Return the group of a payload; None for another one, whose line then counts as damaged."""
+    try:
+        return Group.from_json(payload)
+    except MALFORMED:
+        return None
 
 
 def _seed(fingerprint: str) -> int:
@@ -223,4 +248,4 @@ def _line(payload: str, seed: int) -> bytes:
 def _payload(line: bytes, seed: int) -> str | None:
     """Return the payload of a line without its line break, or None if the line is damaged."""
     data = line[9:]
-    return data.decode("ascii") if line[:9] == b"%08x " % zlib.crc32(data, seed) else None
+    return data.decode("ascii") if data.isascii() and line[:9] == b"%08x " % zlib.crc32(data, seed) else None

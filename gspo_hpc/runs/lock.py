@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from gspo_hpc.system.environment import slurm_job_id
 from gspo_hpc.system.files import open_private, plain_disk_full, write_all
+from gspo_hpc.system.text import parse_json
 
 _LOCKED = (errno.EAGAIN, errno.EACCES)
 _PATIENCE = 1.0  # seconds: a reader that asks who runs it holds the lock for an instant
@@ -106,7 +107,7 @@ def _try_lock(fd: int, path: Path) -> bool:
 
 def _holder(fd: int) -> dict[str, Any]:
     try:
-        content = json.loads(os.pread(fd, 4096, 0))
+        content = parse_json(os.pread(fd, 4096, 0))
     except ValueError:
         return {}  # taken this instant, not described yet
     return content if isinstance(content, dict) else {}

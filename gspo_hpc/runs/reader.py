@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.runs.directory import ATTEMPT_FILE, RunDir, wrong_record
 from gspo_hpc.system.files import read_json
 from gspo_hpc.system.redact import redact
+from gspo_hpc.system.text import parse_json
 
 LARGEST_LINE = 64 * 1024 * 1024  # bytes; we write no longer records
 LARGEST_NUMBER = 1e300  # larger values would overflow an axis; they count as not finite
@@ -271,8 +271,8 @@ def _lines(
                 if not (line := file.readline(LARGEST_LINE)):
                     return
                 try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
+                    record = parse_json(line, finite=False)  # `value` leaves those out
+                except ValueError:
                     record = None
                 if isinstance(record, dict) and wanted(record):
                     yield record
@@ -300,7 +300,7 @@ def _experts(raw: Mapping[str, Any]) -> tuple[int, dict[int, list[int]]] | None:
 def _mapping(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
-    except (ValueError, OSError, RecursionError):
+    except (ValueError, OSError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.system.files import make_private_dir, open_private, plain, plain_disk_full, sync_dir, write_or_cut
+from gspo_hpc.system.files import make_inner_dir, open_private, plain, plain_disk_full, sync_dir, write_or_cut
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 _PIECE = 1 << 20  # bytes of a file that are read at a time
 _LEVEL = 6  # of compression
@@ -106,7 +107,7 @@ def packed(rows: Sequence[RecordedGroup | End]) -> bytes:
 
 def append(path: Path, member: bytes) -> None:
     """Append what :func:`packed` returned, and return when it is on disk; on an error, nothing of it."""
-    make_private_dir(path.parent)
+    make_inner_dir(path.parent)
     with plain_disk_full(path):
         fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -170,7 +171,7 @@ def _groups(path: Path) -> Iterator[RecordedGroup]:
     last = -1
     for _, rows in _members(path):
         for row in rows:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            with contextlib.suppress(*MALFORMED):
                 group = _group(row)
                 if group.step >= last:  # heapq.merge needs them in order
                     last = group.step
@@ -195,8 +196,8 @@ def _members(path: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 def _rows(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(row := json.loads(line), dict):
+        with contextlib.suppress(ValueError):
+            if isinstance(row := parse_json(line), dict):
                 yield row
 
 
@@ -212,7 +213,7 @@ def _end(row: Mapping[str, Any]) -> End | None:
 
 
 def _group(row: Mapping[str, Any]) -> RecordedGroup:
-    """Return the group of a line. Raises ValueError, TypeError, KeyError or AttributeError for any other line."""
+    """Return the group of a line. Raises one of MALFORMED for any other line."""
     return RecordedGroup(
         **{name: _whole(row[name]) for name in ("step", "rollout", "update", "slot", "prompt_index", "prompt_length")},
         prompt=_text(row["prompt"]),

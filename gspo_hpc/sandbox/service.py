@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gspo_hpc.sandbox.outcomes import Limit, Limits, Outcome, SandboxError, told_limit
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 _PATIENCE = 30.0  # seconds beyond the program's own for the service's queue, which is not the program's time
 _MOST_REPLY = 1 << 26  # bytes
@@ -35,8 +36,8 @@ def run(url: str, program: str, stdin: str, limits: Limits) -> Outcome:
     place = f"{url.rstrip('/')}/run_code"
     data = _within(limits.seconds + _PATIENCE, place, lambda deadline: _posted(place, asked, deadline))
     try:
-        return _outcome(json.loads(data), limits)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return _outcome(parse_json(data), limits)
+    except MALFORMED:
         raise SandboxError(f"{place} gave no result of a program: {data[:_EXCERPT]!r}") from None
 
 
@@ -83,6 +84,7 @@ def _posted(place: str, asked: dict[str, Any], deadline: float) -> bytes:
     data = b""
     try:
         with opener.open(request, timeout=max(0.001, deadline - time.monotonic())) as reply:
+            length = reply.length  # as its header has it; None where the end of the connection is that of the reply
             while more := reply.read1(_CHUNK):
                 data += more
                 if len(data) > _MOST_REPLY:
@@ -92,6 +94,8 @@ def _posted(place: str, asked: dict[str, Any], deadline: float) -> bytes:
     except urllib.error.HTTPError as error:
         with error:
             raise SandboxError(f"{place} refused with {error.code}: {error.reason}") from None
+    if length is not None and len(data) < length:  # `read1` takes an end of the connection for that of the reply
+        raise SandboxError(f"{place} gave no result of a program, but {len(data):,} of {length:,} bytes of one")
     return data
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from gspo_hpc.system import progress
 from gspo_hpc.system.environment import CONTROL, CONTROL_TOKEN, slurm_job_id
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 _LINE = 65536  # bytes of a message at most
 _BEATS_PER_SECOND = 500.0  # that a watcher is given to read, however many ranks there are
@@ -113,8 +114,8 @@ class Server:
             if len(peer.buffer) > _LINE:
                 raise ValueError("a line without end")
             for line in lines:
-                self._handle(peer, json.loads(line))
-        except (ValueError, KeyError, TypeError):  # not a rank of this attempt
+                self._handle(peer, parse_json(line))
+        except MALFORMED:  # not a rank of this attempt
             data = b""
         if not data:
             self._drop(peer)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.system.progress import mark
+from gspo_hpc.system.text import parse_json
 
 DISK_FULL = "the disk is full or over its quota"
 Entry = dict[str, Any]  # a file in a manifest: {"size": bytes, "sha256": hexadecimal digits}
@@ -62,6 +63,21 @@ def make_private_dir(path: Path) -> None:
         path.mkdir(mode=0o700)
         path.chmod(0o700)
         sync_dir(path.parent)
+
+
+def make_inner_dir(path: Path) -> None:
+    """Make a directory that belongs to the one that it is in, as :func:`make_private_dir`. ValueError for a link."""
+    refuse_link(path)
+    make_private_dir(path)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ValueError for a link in the place of a directory: what is written or removed there would be elsewhere.
+
+    The directory of a run may be of another's making.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and a run writes into its own directory: remove the link")
 
 
 def sync_dir(path: Path) -> None:
@@ -138,19 +154,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file.
 
-    Raises ValueError if there is no file, or if it is not strict JSON: a key given twice, NaN.
+    Raises ValueError if there is no file, or if it is not strict JSON: a key given twice, NaN, nested too deeply.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(result := dict(pairs)) < len(pairs):
-            raise ValueError("a key is given twice")
-        return result
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is not JSON")
-
     try:
-        return json.loads(path.read_bytes(), object_pairs_hook=unique, parse_constant=refuse)
+        return parse_json(path.read_bytes(), unique=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except ValueError as error:
@@ -191,7 +198,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
         try:
             if not line.startswith(b"{"):
                 raise ValueError("not an object")
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             raise ValueError(f"{path}:{number}: not a JSON object; the file was changed from outside") from None
         yield record, line

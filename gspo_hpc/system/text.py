@@ -1,13 +1,18 @@
-"""Small pieces of text, written the same way everywhere: durations, numbers, near misses, ends of logs."""
+"""Small pieces of text, written the same way everywhere: durations, numbers, near misses, ends of logs, JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 MIB, GIB = 2**20, 2**30  # bytes
+# What is raised where a value of another form than the expected one is taken apart.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "?")  # without tab and newline
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
@@ -133,3 +138,35 @@ def last_traceback(text: str) -> str | None:
         if not (kept[-1] == _ORPHANED and any("in spawn_main" in line for line in kept)):
             return "\n".join(kept) + "\n"
     return None
+
+
+def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = False) -> Any:
+    """Return the value of a JSON text of another's making: a checkpoint, a run, a data file, the answer of a service.
+
+    Raises ValueError for any other text. Python's own reader takes NaN and Infinity, which are no JSON and fail where a
+    whole number is made of them, and raises RecursionError for a text that is nested too deeply.
+
+    `finite`: numbers that are not finite are refused: NaN, Infinity, and those beyond the range of floats, as 1e999.
+    `unique`: a key that an object has twice is refused.
+    """
+    options: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite} if finite else {}
+    try:
+        return json.loads(text, object_pairs_hook=_unique if unique else None, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:20]} is beyond the range of numbers")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found

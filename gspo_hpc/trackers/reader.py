@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.text import parse_json
 from gspo_hpc.trackers.protocol import Record, Sent
 
 _MOST = 256  # records that are returned at once: a tracker that begins late gets them in pieces
@@ -109,14 +110,14 @@ def _record(line: bytes) -> Record | None:
     values = {
         key: float(value) if isinstance(value, float) else int(value)
         for key, value in raw.items()
-        if isinstance(value, (int, float))
+        if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max  # no metric's are larger
     }
     return Record(step, float(values.get("time", time.time())), values)
 
 
 def _mapping(line: bytes) -> dict[str, Any]:
     try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
+        raw = parse_json(line)
+    except ValueError:
         return {}
     return raw if isinstance(raw, dict) else {}

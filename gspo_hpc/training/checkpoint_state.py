@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.system.files import Entry, write_atomically
-from gspo_hpc.system.text import shortened
+from gspo_hpc.system.text import MALFORMED, parse_json, shortened
 from gspo_hpc.training.agreement.gap import Baseline
 
 CURSOR, ROLLOUT, RECORD = "cursor.json", "rollout.jsonl", "record.json"  # files of a checkpoint
@@ -97,28 +97,37 @@ class CheckpointState:
         return {path.name: {"size": size, "sha256": digest.hexdigest()}}
 
     @classmethod
-    def read(cls, checkpoint: Path, exchange: Exchange | None = None) -> CheckpointState:
+    def read(
+        cls, checkpoint: Path, exchange: Exchange | None = None, num_prompts: int | None = None
+    ) -> CheckpointState:
         """Return the state of a committed checkpoint, with this rank's share of the groups, whoever wrote them.
 
-        Raises ValueError, with the file's name, for other content. Collective.
+        Raises ValueError, with the file's name, for other content, and where it names a prompt beyond the `num_prompts`
+        of the data. Collective.
         """
         cursor = read_cursor(checkpoint)
-        record = _parsed(checkpoint / RECORD, json.loads)
+        record = _parsed(checkpoint / RECORD, _record, finite=False)  # a metric may be NaN
         path = checkpoint / BASELINE
-        baseline = _parsed(path, lambda text: Baseline.from_dict(json.loads(text))) if path.exists() else Baseline()
+        baseline = (
+            _parsed(path, Baseline.from_dict, finite=False) if path.exists() else Baseline()
+        )  # gaps may be infinite
         path = checkpoint / AHEAD
-        ahead = _parsed(path, lambda text: _sampled_by(json.loads(text))) if path.exists() else {}
+        ahead = _parsed(path, _sampled_by) if path.exists() else {}
         path = checkpoint / WEIGHTS
-        found = _parsed(path, lambda text: AdaptiveWeights.from_dict(json.loads(text))) if path.exists() else None
+        found = _parsed(path, AdaptiveWeights.from_dict) if path.exists() else None
         path = checkpoint / TEACHER
-        teacher = _parsed(path, lambda text: str(json.loads(text)["fingerprint"])) if path.exists() else None
+        teacher = _parsed(path, lambda raw: str(raw["fingerprint"])) if path.exists() else None
         path = checkpoint / RETIRED
-        retired = _parsed(path, lambda text: Retired.from_dict(json.loads(text))) if path.exists() else NONE_RETIRED
+        retired = _parsed(path, Retired.from_dict) if path.exists() else NONE_RETIRED
         path = checkpoint / PASS_RATES
-        rates = _parsed(path, lambda text: PassRates.from_dict(json.loads(text))) if path.exists() else NO_RATES
+        rates = _parsed(path, PassRates.from_dict) if path.exists() else NO_RATES
         path = checkpoint / SOURCES
-        sources = _parsed(path, lambda text: source_positions(json.loads(text))) if path.exists() else ()
+        sources = _parsed(path, source_positions) if path.exists() else ()
         carried = read_carried(checkpoint)
+        if num_prompts is not None:
+            _refuse_beyond(checkpoint / RETIRED, (one.prompt for one in retired.prompts), num_prompts)
+            _refuse_beyond(checkpoint / PASS_RATES, rates.rates, num_prompts)
+            _refuse_beyond(checkpoint / CARRIED, (one.prompt for one in carried), num_prompts)
         groups, _ = (exchange or Exchange()).partition_files(
             lambda: sorted(path.name for path in checkpoint.glob(f"{Path(ROLLOUT).stem}*.jsonl")),
             lambda name: _groups(checkpoint / name),
@@ -130,13 +139,13 @@ class CheckpointState:
 
 def read_cursor(checkpoint: Path) -> Cursor:
     """Return the position that a committed checkpoint holds; ValueError, with the file's name, for other content."""
-    return _parsed(checkpoint / CURSOR, lambda text: Cursor.from_dict(json.loads(text)))
+    return _parsed(checkpoint / CURSOR, Cursor.from_dict)
 
 
 def read_carried(checkpoint: Path) -> tuple[Carried, ...]:
     """Return the groups that the next rollout goes on with; ValueError, with the file's name, for other content."""
     path = checkpoint / CARRIED
-    return _parsed(path, lambda text: tuple(map(Carried.from_list, json.loads(text)))) if path.exists() else ()
+    return _parsed(path, lambda raw: tuple(map(Carried.from_list, raw))) if path.exists() else ()
 
 
 def read_layout(checkpoint: Path) -> dict[str, int]:
@@ -150,6 +159,15 @@ def read_layout(checkpoint: Path) -> dict[str, int]:
     return layout
 
 
+def _refuse_beyond(path: Path, prompts: Iterable[int], count: int) -> None:
+    """Raise ValueError for a prompt that is not in the data: a negative number would name another one."""
+    if (beyond := next((one for one in prompts if not 0 <= one < count), None)) is not None:
+        raise ValueError(
+            f"{path} names prompt {beyond}, and the data has {count:,}, numbered from 0; move {path.parent} away to "
+            "resume from the checkpoint before it"
+        )
+
+
 def _sampled_by(raw: Mapping[str, Any]) -> dict[int, SampledBy]:
     return {int(rollout): SampledBy(str(name), int(version)) for rollout, (name, version) in raw.items()}
 
@@ -159,9 +177,15 @@ def _groups(path: Path) -> dict[int, Group]:
         return {group.slot: group for group in map(Group.from_json, file)}
 
 
-def _parsed(path: Path, parse: Callable[[str], T]) -> T:
+def _record(raw: Any) -> dict[str, Any] | None:
+    if raw is not None and not (isinstance(raw, dict) and type(raw.get("step")) is int):
+        raise ValueError("this is no record of a step")
+    return raw
+
+
+def _parsed(path: Path, parse: Callable[[Any], T], *, finite: bool = True) -> T:
     with _named(path):
-        return parse(path.read_text("utf-8"))
+        return parse(parse_json(path.read_text("utf-8"), finite=finite))
 
 
 @contextlib.contextmanager
@@ -169,5 +193,5 @@ def _named(path: Path) -> Iterator[None]:
     """Raise ValueError, with the file's name, for content that cannot be read."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from None

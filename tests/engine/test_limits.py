@@ -6,10 +6,12 @@ vLLM is imported by the tests alone: each worker collects this file, and one of 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import json
+import math
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -110,6 +112,9 @@ ORIGINAL = {"original_max_position_embeddings": 256}
     [
         {},
         {"max_position_embeddings": 512, "seq_length": 256},
+        {"max_position_embeddings": "left out"},
+        {"max_position_embeddings": "left out", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"max_position_embeddings": "left out", "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         {"rope_scaling": {"type": "linear", "factor": 2.5}},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
@@ -126,6 +131,7 @@ def test_the_longest_sequence_is_that_of_vllm(more: dict[str, Any], tmp_path: Pa
     from vllm.config import ModelConfig
 
     content = LLAMA | {"max_position_embeddings": 512} | more
+    content = {key: value for key, value in content.items() if value != "left out"}
     (tmp_path / "config.json").write_text(json.dumps(content))
     scales = installed.yarn_scales()
     assert scales is not None
@@ -157,7 +163,7 @@ def test_listed_values_of_arguments_are_those_of_vllm() -> None:
     for field in dataclasses.fields(EngineArgs):
         here = installed.values(field.name)
         assert here is not None and here.take(None)
-        default = field.default
+        default = field.default.name if isinstance(field.default, enum.Enum) else field.default
         assert isinstance(default, dataclasses._MISSING_TYPE) or here.take(default), f"{field.name}={default}"
         names = {one for part in (hints[field.name], *get_args(hints[field.name])) for one in _literals(part)}
         if names and not here.more:
@@ -171,6 +177,43 @@ def test_listed_values_of_arguments_are_those_of_vllm() -> None:
     ):
         found = installed.values(name)
         assert found is not None and {*found.listed} == {*known}
+
+
+def test_bounds_of_numbers_and_names_of_backends_are_those_of_vllm() -> None:
+    """Each bound that the source is said to have is held against vLLM's own classes: that number, and the next one."""
+    from pydantic import TypeAdapter, ValidationError
+    from vllm import config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    backends = installed.values("attention_backend")
+    assert backends is not None and {*backends.listed} == {"auto", *AttentionBackendEnum.__members__}
+    assert backends.take("flash_attn") and not backends.take("FOO")
+    with pytest.raises(ValueError, match="Unknown attention backend"):
+        config.AttentionConfig(backend="FOO")  # type: ignore[arg-type]
+    bounded = 0
+    classes = [one for one in vars(config).values() if dataclasses.is_dataclass(one)]
+    for field in dataclasses.fields(EngineArgs):
+        here = installed.values(field.name)
+        for name, bound in here.bounds if here is not None else ():
+            allowed = name in ("ge", "le")
+            found = [
+                one.metadata
+                for part in classes
+                for key, one in getattr(part, "__pydantic_fields__", {}).items()
+                if key == field.name and any(hasattr(each, name) for each in one.metadata)
+            ]
+            assert found, field.name
+            adapter = TypeAdapter(Annotated[float, *found[0]])
+            outside = math.nextafter(bound, -math.inf if name in ("gt", "ge") else math.inf)
+            for value, taken in ((bound, allowed), (outside, False)):
+                if taken:
+                    adapter.validate_python(value)
+                    continue
+                with pytest.raises(ValidationError):
+                    adapter.validate_python(value)
+            bounded += 1
+    assert bounded > 20
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:

@@ -1,12 +1,14 @@
 """Folders of data, as FOLDER[:[CONFIG/]SPLIT]: those that the library datasets saves, and repositories of the hub.
 
+A folder may be of another's making: no file is read that is outside of it, be it by its name or by a link. In the cache
+of the hub, the files of a snapshot are links to the blobs of its repository.
+
 A saved folder (`save_to_disk`) has Arrow files, and names them in JSON. A repository names the files of each config and
 split at the top of its README.md, or the names of its files say so. No numpy, for commands that answer at once.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +16,14 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.data.files.formats import DATA_FILES, kind
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, parse_json, shortened
 
 README = "README.md"
 TRAIN = "train"  # the split that is taken where none is named
 SPLIT = r"(?:(?P<config>[\w.+-]+)/)?(?P<split>[\w.+-]+)"  # what follows the colon, if it is no file
 _SPLIT = re.compile(SPLIT)
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"  # of save_to_disk
+_LISTED = {_SAVED: "files", _SAVED_SPLITS: "splits"}
 # Words by which names of files and folders tell their split, as the library datasets reads them.
 _WORDS = {
     "train": ("train", "training"),
@@ -55,12 +58,12 @@ def files(part: Part) -> list[Path]:
     if (saved := folder / _SAVED_SPLITS).is_file():
         if config is not None:
             raise ValueError(f"{folder} was written by save_to_disk, which has no configs: give {folder}:SPLIT")
-        names = [_inside(folder, str(name)) for name in _json(saved).get("splits", [])]
-        return _saved(folder / _chosen(folder, "split", split or _default(names), names))
+        names = [_inside(folder, name) for name in _names(saved, _json(folder, saved).get("splits"))]
+        return _saved(folder, folder / _chosen(folder, "split", split or _default(names), names))
     if (folder / _SAVED).is_file():
         if split not in (None, TRAIN) or config is not None:
             raise ValueError(f"{folder} was written by save_to_disk, and has one split: give {folder}")
-        return _saved(folder)
+        return _saved(folder, folder)
     patterns = declared(folder, config, split)
     if patterns is None:
         return _by_name(folder, config, split or TRAIN)
@@ -99,13 +102,15 @@ def _configs(folder: Path) -> dict[str, dict[str, list[str]]]:
     readme = folder / README
     if not readme.is_file():
         return {}
+    _refuse_outside(folder, readme)
     head = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|$)", readme.read_text("utf-8", errors="replace"), re.DOTALL)
     try:
         told = yaml_text.read(head[1]) if head is not None else None
     except ValueError as error:
         raise ValueError(f"{readme}: {error}") from None
     found: dict[str, dict[str, list[str]]] = {}
-    for one in (told.get("configs") or []) if isinstance(told, Mapping) else []:
+    configs = told.get("configs") if isinstance(told, Mapping) else None
+    for one in configs if isinstance(configs, list) else ():
         if isinstance(one, Mapping) and "data_files" in one:
             inside = str(one.get("data_dir") or "")
             found[str(one.get("config_name", "default"))] = _splits(one["data_files"], inside)
@@ -126,6 +131,7 @@ def _splits(told: Any, inside: str) -> dict[str, list[str]]:
 def _by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     """Return the files whose names, or folders' names, have the word of a split."""
     place = folder if config is None else folder / config
+    _refuse_outside(folder, place)
     if not place.is_dir():
         inside = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         raise ValueError(f"{folder} has no config {config!r}{near_miss(str(config), inside, known=True)}")
@@ -133,6 +139,7 @@ def _by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     every = [path for path in every if not any(part.startswith(".") for part in path.relative_to(place).parts)]
     if not every:
         raise ValueError(f"{place} has no data files ({', '.join(DATA_FILES)}), and no {README} that names any")
+    _refuse_outside(folder, *every)
     found = [path for path in every if _tells(path.relative_to(place), _WORDS.get(split, (split,)))]
     if (
         not found
@@ -158,12 +165,26 @@ def _of_one_kind(folder: Path, found: list[Path]) -> list[Path]:
     return found
 
 
-def _saved(folder: Path) -> list[Path]:
-    """Return the Arrow files of a folder that save_to_disk wrote, in their order."""
-    state = _json(folder / _SAVED)
+def _saved(named: Path, folder: Path) -> list[Path]:
+    """Return the Arrow files of a folder that save_to_disk wrote, in their order; it is in `named`, or the same."""
+    path = folder / _SAVED
+    state = _json(named, path)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ValueError(f"{folder} has its rows in another order than its files: save_to_disk it again")
-    return [folder / _inside(folder, str(one["filename"])) for one in state.get("_data_files", [])]
+    told = state.get("_data_files")
+    names = (
+        [one.get("filename") if isinstance(one, Mapping) else None for one in told] if isinstance(told, list) else None
+    )
+    found = [folder / _inside(folder, name) for name in _names(path, names)]
+    _refuse_outside(named, *found)
+    return found
+
+
+def _names(path: Path, told: Any) -> list[str]:
+    """Return names that a file of save_to_disk lists. Raises ValueError for anything else."""
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+        raise ValueError(f"{path} is not what save_to_disk writes: it does not list its {_LISTED[path.name]} by name")
+    return told
 
 
 def _inside(folder: Path, name: str) -> str:
@@ -173,9 +194,33 @@ def _inside(folder: Path, name: str) -> str:
     return name
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _refuse_outside(folder: Path, *paths: Path) -> None:
+    """Raise ValueError for a path whose links lead out of a folder, other than to the blobs of its repository.
+
+    The folder that is named may itself be a link.
+    """
+    within = [folder.resolve(), *(place.resolve() / "blobs" for place in _repositories(folder))]
+    for path in paths:
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError) as error:  # links in a circle
+            raise ValueError(f"{path} cannot be read: {error}") from None
+        if not any(target.is_relative_to(one) for one in within):
+            raise ValueError(
+                f"{path} leads out of {folder}, to {target}: put a copy in its place, or name that as data"
+            )
+
+
+def _repositories(folder: Path) -> list[Path]:
+    """Return the repository in the cache of the hub in whose snapshots a folder is, as it is named and as it is."""
+    places = {place for one in (folder.absolute(), folder.resolve()) for place in (one, *one.parents)}
+    return [place.parent.parent for place in places if place.parent.name == "snapshots"]
+
+
+def _json(folder: Path, path: Path) -> dict[str, Any]:
+    _refuse_outside(folder, path)
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
@@ -186,7 +231,15 @@ def _json(path: Path) -> dict[str, Any]:
 def _matching(folder: Path, pattern: str) -> list[Path]:
     if pattern.startswith("/") or ".." in Path(pattern).parts:
         raise ValueError(f"{folder / README} names files outside its folder: {pattern}")
-    return [path for path in folder.glob(pattern) if path.is_file()]
+    try:
+        found = [path for path in folder.glob(pattern) if path.is_file()]
+    except (OSError, ValueError, IndexError, RuntimeError) as error:  # as glob raises for "." and much nesting
+        why = f": {error}" if isinstance(error, OSError | ValueError) else ""
+        raise ValueError(
+            f"{folder / README} names files by {shortened(pattern, 80)!r}, which is no pattern{why}"
+        ) from None
+    _refuse_outside(folder, *found)
+    return found
 
 
 def _default(splits: list[str]) -> str:

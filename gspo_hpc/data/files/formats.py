@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 JSONL, PARQUET, CSV, TSV, ARROW = ".jsonl", ".parquet", ".csv", ".tsv", ".arrow"
 GZIP, ZSTD = ".gz", ".zst"
@@ -90,7 +91,7 @@ def fields(path: Path) -> tuple[str, ...] | None:
         found: dict[str, None] = {}
         for line in itertools.islice(iter(lambda: file.readline(_FIRST_BYTES), b""), _FIRST):
             if line.strip():
-                row = json.loads(line)
+                row = parse_json(line, finite=False)
                 if not isinstance(row, dict):
                     return None
                 found |= dict.fromkeys(row)
@@ -108,12 +109,17 @@ def media(path: Path) -> dict[str, str]:
         return {}
     with _arrow_errors(path):
         schema = _schema(path)
-    told = json.loads((schema.metadata or {}).get(_FEATURES, b"{}"))
-    features = told.get("info", {}).get("features", {}) if isinstance(told, dict) else {}
-    found = {
-        name: one for name in schema.names for one in _MEDIA if f'"_type": "{one}"' in json.dumps(features.get(name))
-    }
-    binary = {name: "Image" for name in schema.names if _is_file(schema.field(name).type)}
+        names = [str(name) for name in schema.names]
+        binary = {name: "Image" for place, name in enumerate(names) if _is_file(schema.field(place).type)}
+        metadata = schema.metadata or {}
+    try:
+        told = parse_json(metadata.get(_FEATURES, b"{}"))
+    except ValueError as error:
+        raise ValueError(f"{path}: its metadata {_FEATURES.decode()!r} cannot be read: {error}") from None
+    info = told.get("info") if isinstance(told, dict) else None
+    features = info.get("features") if isinstance(info, dict) else None
+    kinds = {name: json.dumps(features.get(name)) for name in names} if isinstance(features, dict) else {}
+    found = {name: one for name, kind in kinds.items() for one in _MEDIA if f'"_type": "{one}"' in kind}
     return {name: one.lower() for name, one in (binary | found).items()}
 
 
@@ -152,7 +158,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, *MALFORMED) as error:  # the latter for names and values that Python lacks
         raise ValueError(f"{path}: cannot be read as {path.suffix[1:]}: {error}") from None
 
 
@@ -163,12 +169,12 @@ def _jsonl(path: Path, most_bytes: int | None) -> Rows:
                 continue
             where = f"{path}:{number}"
             try:
-                yield where, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                yield where, parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"), finite=False)
             except UnicodeDecodeError as error:
                 yield where, ValueError(f"not UTF-8 at byte {error.start + 1} of the line")
             except json.JSONDecodeError as error:
                 yield where, ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 yield where, ValueError(f"not JSON that can be read: {error}")
 
 

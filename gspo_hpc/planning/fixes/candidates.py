@@ -19,9 +19,11 @@ from gspo_hpc.config.engine_arguments import ENGINE_DEFAULTS
 from gspo_hpc.config.schema import Config, highest, keys
 from gspo_hpc.data.counting import ANSWER_FIELDS, PROMPT_FIELDS, prompt_field
 from gspo_hpc.models import architecture, catalog
+from gspo_hpc.models.adapter_table import ALL, EMBEDDING
 from gspo_hpc.planning import divisions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.estimates import devices
+from gspo_hpc.planning.rules import adapter
 from gspo_hpc.planning.rules.engine_arguments import meant
 from gspo_hpc.planning.rules.ids import Topic
 from gspo_hpc.planning.rules.model import RECOMPUTED, longest_here
@@ -55,10 +57,17 @@ def candidates(config: Config, plan: PlanBuilder, topics: frozenset[Topic], rows
         found |= _recomputed(config, plan) | _stages(config, plan) | _prompt_keys(config, plan) | _signals(config)
         if config.adapter.type is not None:  # steps that people use, those that vLLM has room for among them
             found["adapter.rank"] = {*LORA_RANKS, *_powers(config.adapter.rank)}
+            found["adapter.targets"] = _targets(config)
     possible = {key: {value for value in values if _possible(key, value)} for key, values in found.items()}
     for key, values in _switches(config).items():  # whose values are known to be taken, -1 for all among them
         possible.setdefault(key, set()).update(values)
     return possible
+
+
+def _targets(config: Config) -> set[Any]:
+    """Return the layers that are meant by adapter.targets, and these without the embedding; or all."""
+    named = adapter.meant(config.adapter.targets)
+    return {one for one in (named, tuple(name for name in named if name != EMBEDDING)) if one} or {(ALL,)}
 
 
 def finer_utilization() -> set[float]:

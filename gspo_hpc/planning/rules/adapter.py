@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import auto
 
 from gspo_hpc.config import derived
@@ -10,11 +10,14 @@ from gspo_hpc.models.adapter_table import ALL, CHOICES, EMBEDDING, TO_MIXTRAL, e
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
 from gspo_hpc.planning.rules.registry import rule
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, nearest
 
-_OTHERS = {
+_LEFT = {
     "lm_head": "the head is computed in chunks, from its weight alone",
     "gate": "routers stay as they are",
+}
+_OTHERS = {
+    **_LEFT,
     **{theirs: f"here its name is {target}" for target, theirs in TO_MIXTRAL.items()},
 }
 
@@ -63,6 +66,15 @@ def _targets(plan: PlanBuilder) -> Iterator[str]:
         elif name not in CHOICES:
             hint = near_miss(name, CHOICES)
             yield f"adapter.targets: {name} is no layer of the model{hint}; known: {known}"
+
+
+def meant(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the layers that are meant by `targets`: the nearest one for a name of none, and none for the others."""
+    here = {theirs: target for target, theirs in TO_MIXTRAL.items()}
+    found = (
+        name if name in CHOICES else here.get(name) or nearest(name, CHOICES) for name in targets if name not in _LEFT
+    )
+    return tuple(dict.fromkeys(name for name in found if name is not None))
 
 
 @rule(AdapterRule.ADAPTER_EMBEDDING_APART, "an adapter on the embedding needs a model whose head has its own weights")

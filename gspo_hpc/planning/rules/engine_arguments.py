@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import auto
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.engine_arguments import (
@@ -17,7 +16,10 @@ from gspo_hpc.config.engine_arguments import (
     OWN_ENGINE_ARGUMENTS,
     VLLM_ARGUMENTS,
     is_count,
+    is_not_negative,
     is_number,
+    is_number_of_logprobs,
+    is_positive,
     is_share,
 )
 from gspo_hpc.config.reading.config_yaml import number_meant, numbers_meant
@@ -45,14 +47,28 @@ class EngineArgumentRule(RuleId):
     ENGINE_TOKENS_HOLD_LONGEST_SEQUENCE = auto()
 
 
-_NUMBERS = (is_count, is_share, is_number)
+_NUMBERS = (is_count, is_share, is_number, is_positive, is_not_negative, is_number_of_logprobs)
+_LISTED_ARGUMENTS = VLLM_ARGUMENTS.union(ENGINE_VALUES, OWN_ENGINE_ARGUMENTS)
 
 
-@cache
 def slip_of(key: str) -> str | None:
     """Return the argument of vLLM that a misspelt one means; None for one that vLLM has, or may have in a version."""
-    known = VLLM_ARGUMENTS.union(ENGINE_VALUES, OWN_ENGINE_ARGUMENTS)
-    return None if key in known else nearest(key, sorted(known), cutoff=_SLIP)
+    if key in _LISTED_ARGUMENTS or key in (here := of_this_version()):
+        return None
+    return nearest(key, here, cutoff=_SLIP)
+
+
+def of_this_version() -> list[str]:
+    """Return the arguments that may be meant: of the vLLM here, which refuses others, or of the listed version."""
+    from gspo_hpc.planning import installed  # only here: most plans have no argument that is not known
+
+    here = installed.vllm()
+    return sorted(
+        _LISTED_ARGUMENTS
+        if here is None
+        else here[1].union(ENGINE_VALUES, OWN_ENGINE_ARGUMENTS)
+        - {key for key in LATER_OR_EARLIER if key not in here[1]}
+    )
 
 
 @rule(
@@ -95,10 +111,14 @@ def _known(key: str) -> Values | None:
 
 def _must(key: str, value: Any, known: Values) -> str:
     """Return what a value of an argument must be by the source of the vLLM here, as the end of a sentence."""
+    from gspo_hpc.planning import installed  # only here, as above
+
     numbers = {int: "a whole number", float: "a number"}
+    told = isinstance(value, int | float) and known.bounds  # else it is no number, and there is nothing to compare
+    bounds = " and ".join(f"{installed.BOUNDS[name][1]} {bound:g}" for name, bound in told or ())
     words = [
         *(["true or false"] if bool in known.kinds else []),
-        *(text for kind, text in numbers.items() if kind in known.kinds),
+        *(f"{text}, {bounds}".removesuffix(", ") for kind, text in numbers.items() if kind in known.kinds),
     ]
     likely = meant(key, value)
     if known.listed:
@@ -154,8 +174,8 @@ def _nearest_known(value: Any, known: Values) -> Iterator[Any]:
     if isinstance(value, str) and known.kinds & {int, float}:
         yield from (one for one in numbers_meant(value, whole=float not in known.kinds) if known.take(one))
     texts = [one for one in known.listed if isinstance(one, str)]
-    if texts and (near := nearest(str(value).lower(), texts)) is not None:
-        yield near
+    if texts and (near := nearest(str(value).lower(), [one.lower() for one in texts])) is not None:
+        yield next(one for one in texts if one.lower() == near)
     counts = sorted(one for one in known.listed if isinstance(one, int))
     if counts and isinstance(value, int | float):
         yield next((one for one in counts if one >= value), counts[-1])
@@ -182,7 +202,7 @@ def _spelling(plan: PlanBuilder) -> Iterator[str]:
         if near := slip_of(key):
             yield f"rollout.engine.{key} is no argument of vLLM; nearest: {near}"
         elif version := lacks(key):
-            hint = near_miss(key, VLLM_ARGUMENTS)
+            hint = near_miss(key, of_this_version())
             yield f"rollout.engine.{key} is no argument of vLLM {version}, which is installed here{hint}"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.rewards.environments import verifiers_side
+from gspo_hpc.system.text import parse_json
 
 FIELD = "verifiers"  # of a data row: what the package's own data has for it
 _KEPT = 2000  # bytes of what the other Python printed last
@@ -67,7 +68,7 @@ class Verifiers:
         if not line:
             last = printed.strip().splitlines()
             raise ValueError(f"its Python has ended: {last[-1] if last else self._process.wait()}")
-        found = json.loads(line)
+        found = parse_json(line, finite=False)
         if "error" in found:
             raise ValueError(found["error"])
         return found["answer"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.rewards.catalogue import UnparsableGold, field_of
+from gspo_hpc.system.text import parse_json
 
 _FORMS = (
     "a list of {input, output} or of assertions, {inputs: [...], outputs: [...]}, one of these as JSON, or the text of "
@@ -39,7 +39,7 @@ def cases_of(fields: Mapping[str, Any], name: str) -> Cases:
     value = field_of(fields, name)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value, finite=False)
         except ValueError:  # Python, and not JSON
             value = [value]
     if isinstance(value, Mapping):

@@ -251,7 +251,7 @@ class TrainingJob:
         if (before := read_layout(whole)) != config.layout:
             self._note(f"{_layout_text(before)} became {_layout_text(config.layout)}: {_OTHER_LAYOUT}")
         sharded.load(policy, whole, moving(reference, config))
-        state = CheckpointState.read(whole, ranks.exchange)
+        state = CheckpointState.read(whole, ranks.exchange, prompts[0])
         refuse_other_teacher(state.teacher, fingerprint, config.algorithm.teacher)
         groups = ranks.exchange.gather_table(state.groups)
         record = state.record if logged < state.cursor.step else None

@@ -1,6 +1,7 @@
 """A checkpoint or a run directory from somebody else runs nothing of theirs, whichever of its files holds a pickle.
 
-Takes a minute. It would catch a reader that unpickles: in our code, or in Megatron's or torch's where ours calls them.
+Takes a minute. It would catch a reader that unpickles: in our code, or in Megatron's or torch's where ours calls them;
+and one that ends with a traceback on JSON of another form, with Infinity, or nested too deeply.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def archive(marker: Path) -> bytes:
 
 
 KINDS: dict[str, Callable[[Path], bytes]] = {"plain": plain, "archive": archive}
+OTHER_JSON = {"deep": b"[" * 3000 + b"]" * 3000, "infinite": b"[Infinity]", "other": b"[1]"}
 
 
 def planted(path: Path, marked: Path) -> bytes:
@@ -170,7 +172,7 @@ def marks(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def loads(model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, Path]]:
-    """Errors for each copy with a planted pickle, the folder of copies, and the one for marks of pickles."""
+    """Errors for each copy with a pickle or other JSON in it, the folder of copies, and the one for marks."""
     folder, marked = tmp_path_factory.mktemp("planted"), tmp_path_factory.mktemp("marks")
     names = kept(checkpoint)
     assert {"megatron/index.json", "megatron/common.pt", "rng-0.json", "cursor.json", "rollout.jsonl"} < set(names)
@@ -182,6 +184,9 @@ def loads(model: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         for number, name in enumerate(names):
             copy = folder / f"{kind}-{number}-{Path(name).name}"
             copies.append(plant(checkpoint, copy, name, make(marked / copy.name)))
+    for kind, content in OTHER_JSON.items():
+        for number, name in enumerate(name for name in names if name.endswith(".json")):
+            copies.append(plant(checkpoint, folder / f"{kind}-{number}-{Path(name).name}", name, content))
     older = folder / "older"
     shutil.copytree(checkpoint, older)
     (older / "megatron" / "index.json").unlink()

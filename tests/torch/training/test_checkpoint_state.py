@@ -1,13 +1,16 @@
 """A rollout in use in a checkpoint: every rank writes the groups that it holds, and any number of ranks reads them.
 
 Catches a group that is lost or read twice where the number of ranks changes, a file whose hash is not its own, and an
-attempt that judges the gap between engine and trainer by that of weights that went bad before it.
+attempt that judges the gap between engine and trainer by that of weights that went bad before it. Of a checkpoint of
+another's making, it catches a file that ends a rank with a traceback, or has it train on another prompt.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import math
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,6 +126,70 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "rollout-00001.jsonl").write_text("{}")
     with pytest.raises(ValueError, match=r"rollout-00001.jsonl cannot be read: KeyError"):
         CheckpointState.read(tmp_path)
+
+
+DEEP = "[" * 3000 + "]" * 3000
+WHOLE = {
+    "cursor.json": json.dumps(CURSOR.to_dict()),
+    "record.json": '{"step": 3, "loss": NaN, "gap": Infinity}',
+    "baseline.json": '{"probe": null, "update": Infinity}',
+    "ahead.json": '{"4": ["0f", 3]}',
+    "adaptive_weights.json": '{"kl_beta": 0.1, "entropy_coef": 0.0}',
+    "teacher.json": '{"fingerprint": "0f"}',
+    "retired.json": '{"prompts": [[1, 0, 1.0]], "known": [[1, 1]]}',
+    "pass_rates.json": '{"prompts": [0, 7], "rates": [0.5, 1.0]}',
+    "sources.json": "[[8, 1, 0, [[1, 1]]]]",
+    "carried.json": '[[7, 1, true, [1, "0f", "rank-0000.spare", 0, 9]]]',
+}
+MALFORMED = {
+    **{name: ("7", DEEP, f'{{"a": {DEEP}}}', '"x"', "[[Infinity]]", "[Infinity]", "{") for name in WHOLE},
+    "cursor.json": ('{"step": Infinity}', '{"step": 1e999}', '{"step": NaN}', DEEP, "[]", '{"step": []}'),
+    "retired.json": ('{"prompts": [[Infinity, 0, 1.0]], "known": []}', '{"prompts": [[1, 0, NaN]], "known": []}', DEEP),
+    "pass_rates.json": ('{"prompts": [Infinity], "rates": [1.0]}', '{"prompts": [1], "rates": [1e999]}', DEEP, "{}"),
+    "sources.json": ("[[Infinity, 1, 0, []]]", "[[8, 1, -5, []]]", "[[8, -1, 0, []]]", "[[-8, 1, 0, []]]", DEEP),
+    "carried.json": (
+        *("[[Infinity, 1, true, null]]", "[[-1, 1, true, null]]", f"[[{DEEP}, 1, true, null]]", DEEP),
+        *(f'[[7, 1, true, [1, "0f", "rank-0000.spare", {place}]]]' for place in ("-5, 9", "0, -9", "Infinity, 9")),
+    ),
+}
+BEYOND = {
+    "retired.json": ('{"prompts": [[8, 0, 1.0]], "known": []}', '{"prompts": [[-1, 0, 1.0]], "known": []}'),
+    "pass_rates.json": ('{"prompts": [8], "rates": [0.5]}', '{"prompts": [-8], "rates": [0.5]}'),
+    "carried.json": ("[[8, 1, true, null]]", "[[99999999, 1, false, null]]"),
+}
+
+
+def of_another(folder: Path) -> Path:
+    """The files of a checkpoint that another wrote, each of which can be read."""
+    CheckpointState(CURSOR, [], None).write_groups(folder, 0)
+    for name, text in WHOLE.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_metrics_and_gaps_that_are_not_finite_are_read(tmp_path: Path) -> None:
+    """Our own checkpoints have them: a step whose gradient was skipped may have a loss of NaN."""
+    state = CheckpointState.read(of_another(tmp_path), num_prompts=8)
+    assert state.record is not None and math.isnan(state.record["loss"]) and state.baseline.update == math.inf
+    assert (len(state.retired), len(state.rates), len(state.sources), len(state.carried)) == (1, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in MALFORMED.items() for text in texts], ids=lambda text: text[:40]
+)
+def test_what_another_wrote_is_refused_in_a_line_that_names_the_file(name: str, text: str, tmp_path: Path) -> None:
+    (of_another(tmp_path) / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name} cannot be read: ") as caught:
+        CheckpointState.read(tmp_path, num_prompts=8)
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BEYOND.items() for text in texts])
+def test_a_prompt_that_the_data_does_not_have_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    """It ended the rank that looked it up, or another prompt was trained on without a word."""
+    (of_another(tmp_path) / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name} (cannot be read|names prompt -?[0-9]+, and the data has 8)"):
+        CheckpointState.read(tmp_path, num_prompts=8)
 
 
 def test_groups_are_written_one_at_a_time(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,8 +89,21 @@ def test_what_cannot_be_had_says_how(server: str, name: str, endpoint: str | Non
     repo, _, inside = name.partition(":")
     if "cannot be taken" in done.stderr:
         here = f"data/{repo.split('/')[1]}"
-        fetch = f"hf download {repo} --repo-type dataset --include '{inside}' --local-dir {here}"
+        fetch = f"hf download {repo} --repo-type dataset --include {shlex.quote(inside)} --local-dir {here}"
         assert f"{fetch}; then give {here}/{inside}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "inside", ["x'; touch PWNED; '.jsonl", "a b.jsonl", "$(touch PWNED).jsonl", "main/train-*.jsonl"]
+)
+def test_the_command_that_is_printed_fetches_that_file_and_does_nothing_else(inside: str, tmp_path: Path) -> None:
+    """It is pasted into a shell, and the name may come from a config of another's making."""
+    fetch = hub_data.command(f"acme/sums:{inside}").partition("; then give data/")[0]
+    done = subprocess.run(
+        ["sh", "-c", f"hf() {{ printf '%s\\n' \"$@\"; }}\n{fetch}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    words = ["download", "acme/sums", "--repo-type", "dataset", "--include", inside, "--local-dir", "data/sums"]
+    assert done.stdout.splitlines() == words and not any(tmp_path.iterdir())
 
 
 def test_a_run_offline_says_how(

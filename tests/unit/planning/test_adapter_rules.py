@@ -175,3 +175,20 @@ def test_ranks_are_offered_in_steps_that_people_use(
     config = load(project / "configs" / f"{preset}.yaml", [f"adapter.rank={given}", f"adapter.engine={engine}"])
     found = {one.value for fix in search.find(config) for one in fix.changes if one.key == "adapter.rank"}
     assert sorted(found) == ranks
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["q_proj", "v_porj"], ("q_proj", "v_proj")),
+        (["v_porj", "lm_head", "q_proj"], ("v_proj", "q_proj")),
+        (["w1", "w3"], ("gate_proj", "up_proj")),
+        (["q_proj", "q_prj", "banana"], ("q_proj",)),
+        (["all_linear"], ("all-linear",)),
+        (["banana"], ("all-linear",)),
+    ],
+)
+def test_the_fix_of_misspelt_targets_has_those_that_are_meant(given: list[str], meant: tuple[str, ...]) -> None:
+    config = from_dict({**WHOLE, "adapter": {"type": "lora", "targets": given}})
+    (change,) = search.find(config)[0].changes
+    assert (change.key, tuple(change.value)) == ("adapter.targets", meant)

@@ -26,7 +26,12 @@ from gspo_hpc.planning.plan import make_plan
         ("gpu_memory_utilization", "90%", "(90%) must be above 0 and at most 1; write 0.9"),
         ("gpu_memory_utilization", 90, "(90) must be above 0 and at most 1; write 0.9 for 90 %"),
         ("gpu_memory_utilization", 101, "(101) must be above 0 and at most 1"),
-        ("kv_cache_memory_bytes", "4G", "must be a number; write 4000000000 or 4294967296"),
+        ("kv_cache_memory_bytes", "4G", "must be a number, 0 or more; write 4000000000 or 4294967296"),
+        ("kv_cache_memory_bytes", -1, "(-1) must be a number, 0 or more"),
+        ("block_size", -1, "(-1) must be a number above 0"),
+        ("block_size", 0, "(0) must be a number above 0"),
+        ("max_logprobs", -2, "(-2) must be a number, 0 or more, or -1 for the whole vocabulary"),
+        ("cpu_offload_gb", -0.5, "(-0.5) must be a number, 0 or more"),
         ("data_parallel_size", "2k", "must be 1: rollout.engines_per_node says how many engines there are"),
     ],
 )
@@ -35,7 +40,9 @@ def test_what_to_write_is_said(key: str, value: Any, told: str) -> None:
     assert broken.rule == "engine_argument_value" and broken.message.endswith(told)
 
 
-@pytest.mark.parametrize(("key", "value"), [("kv_cache_memory_bytes", None), ("block_size", 32), ("revision", "90%")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("kv_cache_memory_bytes", None), ("block_size", 32), ("max_logprobs", -1), ("revision", "90%")]
+)
 def test_what_may_be_given_is_not_refused(key: str, value: Any) -> None:
     assert make_plan(from_dict({"rollout": {"engine": {key: value}}})).valid
 
@@ -120,6 +127,13 @@ def test_engines_are_told_the_range_where_no_number_that_may_be_meant_is_in_it()
         ("max_num_scheduled_tokens", "16k", "must be a whole number for vLLM", 16000),
         ("max_lora_rank", 24, "must be one of 1, 8, 16, ", 32),
         ("watermark", "much", "must be a number for vLLM", None),
+        ("mm_processor_cache_gb", -1, "must be a number, at least 0 for vLLM", None),
+        ("stream_interval", 0, "must be a whole number, at least 1 for vLLM", None),
+        ("watermark", 1, "must be a number, at least 0 and below 1 for vLLM", None),
+        ("mamba_block_size", -16, "must be a whole number, above 0 for vLLM", None),
+        ("attention_backend", "FOO", "must be one of auto, FLASH_ATTN, ", None),
+        ("attention_backend", "flash_atn", "nearest: FLASH_ATTN", "FLASH_ATTN"),
+        ("mamba_backend", "TRITN", "must be one of TRITON, FLASHINFER, CPU for vLLM", "TRITON"),
     ],
 )
 def test_values_that_the_installed_vllm_does_not_have(key: str, value: Any, told: str, first: Any) -> None:

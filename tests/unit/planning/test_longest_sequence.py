@@ -63,6 +63,10 @@ def test_positions_by_other_names() -> None:
     assert longest(n_positions=1024) == 1024 and longest(max_position_embeddings=2048, seq_length=512) == 512
     assert longest(max_position_embeddings=8192, model_max_length=131072) == 131072
     assert longest(hidden_size=64) is None and longest(max_position_embeddings=None) is None
+    assert longest(model_type="llama") == longest(model_type="llama", seq_length=4096) == 2048, "as transformers has it"
+    assert longest(model_type="qwen2", seq_length=512) == 512 and longest(model_type="of nobody") is None
+    assert longest(model_type="llama", max_position_embeddings=None) is None, "which is no default of transformers"
+    assert longest(max_position_embeddings=10**400, seq_length=8) == 8
     scaled = {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     assert longest(model_type="gemma3_text", **scaled) == 131072 and longest(model_type="llama", **scaled) == 8 * 131072
 

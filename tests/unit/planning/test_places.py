@@ -116,6 +116,23 @@ def test_a_misspelt_argument_of_the_engine(
     assert not any("some_day" in text and "installed" in text for text in here.warnings)
 
 
+@pytest.mark.parametrize("version", ["older", "newer"])
+def test_no_argument_is_named_that_the_vllm_here_refuses(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one of the listed version, nor one of some versions alone; one that only a newer vLLM has may be."""
+    known = {"newer": {"enable_chunked_decode"}, "older": {"max_num_partial_prefills", "swap_space"}}[version]
+    monkeypatch.setattr(installed, "vllm", lambda: ("0.99", frozenset(known)))
+    near = {
+        "max_long_partial_prefills": {"older": "max_num_partial_prefills"},
+        "swap_spce": {"older": "swap_space"},
+        "enforce_eagre": {},  # an argument of the listed version
+        "enable_chunked_decod": {"newer": "enable_chunked_decode"},
+        "gpu_memory_utilisation": dict.fromkeys(("older", "newer"), "gpu_memory_utilization"),
+    }
+    for name, found in near.items():
+        (item,) = make_plan(load(None, [f"rollout.engine={{{name}: 1}}"])).broken
+        assert item.message.partition("nearest: ")[2] == found.get(version, ""), name
+
+
 def test_an_unknown_reward_function_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the line of that function, not of the first; a file need not be there to plan."""
     path = tmp_path / "run.yaml"

@@ -22,7 +22,10 @@ import pytest
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.evaluation import stored
+from gspo_hpc.runs import sample_record
 from gspo_hpc.runs.directory import RunDir, open_locked, open_run, write_atomically
+from gspo_hpc.runs.jobs import new_job_folder
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.system import files
 from gspo_hpc.trackers.registry import tracked_run
@@ -137,6 +140,8 @@ import json, os, resource, sys
 from pathlib import Path
 from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.evaluation import stored
+from gspo_hpc.runs import sample_record
 from gspo_hpc.runs.directory import RunDir, write_atomically
 import numpy as np
 root, limit = Path(sys.argv[1]), int(sys.argv[2])
@@ -379,9 +384,56 @@ def test_metrics_are_not_written_through_a_planted_link(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "safe\n"
 
 
+@pytest.mark.parametrize(
+    "name", ["attempts", "attempts/0001", "rollouts", "rollouts/000003", "record", "evaluations", "jobs"]
+)
+def test_a_run_whose_folders_lead_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    """It writes into them and removes what is old, and a run directory may be of another's making."""
+    config = make_config(tmp_path / "run")
+    run, _ = open_run(config)
+    run.new_attempt(config)
+    (run.rollouts / "000003").mkdir()
+    place, outside = run.path / name, tmp_path / "outside"
+    if place.exists():
+        place.rename(outside)
+    outside.mkdir(exist_ok=True)
+    place.symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(ValueError, match=f"run/{name} is a link, and a run writes into its own directory") as caught:
+        open_run(config)
+    assert len(str(caught.value).splitlines()) == 1 and sorted(outside.rglob("*")) == before
+    place.unlink()
+    assert open_run(config)[1], "the fix of the message"
+
+
+def test_no_command_writes_into_a_folder_of_a_run_that_leads_elsewhere(tmp_path: Path) -> None:
+    """Evaluations, submissions and records of samples are written without the run's lock."""
+    run, outside = make_run(tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    for folder, write in {
+        run.evaluations: lambda: stored.write_into(run, 4, []),
+        run.path / "jobs": lambda: new_job_folder(run.path),
+        run.record: lambda: sample_record.append(run.record / "rank-0.jsonl.gz", b""),
+    }.items():
+        folder.symlink_to(outside)
+        with pytest.raises(ValueError, match=f"{folder.name} is a link, and a run writes into its own directory"):
+            write()
+        folder.unlink()
+        write()
+    assert not any(outside.iterdir())
+
+
+def test_a_run_may_be_named_by_a_link_and_have_its_checkpoints_on_another_disk(tmp_path: Path) -> None:
+    run, _ = open_run(make_config(tmp_path / "run"))
+    run.checkpoints.rename(tmp_path / "large")
+    run.checkpoints.symlink_to(tmp_path / "large")
+    (tmp_path / "link").symlink_to(run.path)
+    assert open_run(make_config(tmp_path / "link", f"data.train={tmp_path / 'run.jsonl'}"))[1]
+
+
 def test_metrics_damaged_in_the_middle_are_told_by_line(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    for bad in ("{", "[]", "", "null"):
+    for bad in ("{", "[]", "", "null", '{"step": 2, "loss": NaN}', '{"a": ' * 3000 + "1" + "}" * 3000):
         run.metrics.write_text('{"step": 1}\n' + bad + '\n{"step": 3}\n')
         with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a JSON object"):
             run.read_metrics()

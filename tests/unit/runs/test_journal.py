@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.turns import TurnRecord
-from gspo_hpc.runs.journal import Journal, read_journals, read_turns, retire
+from gspo_hpc.runs.journal import Journal, places, read_journals, read_place, read_turns, retire
 
 ROOT = Path(__file__).parents[3]
 PRINT = "policy-a"
@@ -227,6 +228,60 @@ def test_turns_behind_a_damaged_one_do_not_count(lost: list[int], kept: list[int
         written[number] = b"0" + written[number][1:] if written[number][:1] != b"0" else b"1" + written[number][1:]
     path.write_bytes(header + b"".join(written))
     assert [turn.turn for turn in read_turns(tmp_path, PRINT).get((7, 1), [])] == kept
+
+
+@pytest.mark.parametrize("link", ["folder", "folder above"])
+def test_no_journal_is_written_outside_of_the_run(link: str, tmp_path: Path) -> None:
+    """A run directory may be of another's making, with a link in it that leads anywhere."""
+    outside = tmp_path / "outside"
+    (outside / "000012").mkdir(parents=True)
+    place = tmp_path / "run" / "rollouts"
+    place.parent.mkdir()
+    if link == "folder":
+        place.mkdir()
+        (place / "000012").symlink_to(outside / "000012")
+    else:
+        place.symlink_to(outside)
+    with pytest.raises(ValueError, match="is a link, and a run writes into its own directory: remove the link"):
+        Journal(place / "000012", 0, fingerprint=PRINT, rollout=12)
+    assert not any((outside / "000012").iterdir())
+
+
+OTHERS = [
+    *("[" * 3000 + "]" * 3000, "{}", "[]", "7", "NaN", '{"slot": Infinity}', '{"slot": []}', "{"),
+    make_group(1).to_json().replace('"slot":1', '"slot":Infinity'),
+    make_group(1).to_json().replace('"finish_reason":"stop","seed":3', '"finish_reason":"stop","seed":NaN'),
+    make_group(1).to_json().replace('"tokens":"', '"tokens":"!'),
+]
+
+
+def of_another(path: Path, payloads: list[bytes]) -> None:
+    """Lines with the right checksum in the place of those behind the header."""
+    header = path.read_bytes().split(b"\n")[0]
+    seed = zlib.crc32(PRINT.encode())
+    lines = [b"%08x %s" % (zlib.crc32(payload, seed), payload) for payload in payloads]
+    path.write_bytes(b"".join(line + b"\n" for line in [header, *lines]))
+
+
+@pytest.mark.parametrize("payload", [*(one.encode() for one in OTHERS), b"\x80\x04N.", "ä".encode()], ids=range(13))
+def test_a_whole_line_that_holds_no_group_is_a_damaged_one(payload: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "000012", 0, [make_group(0)])
+    of_another(path, [payload, make_group(2).to_json().encode()])
+    assert lines(read_journals(path.parent, PRINT)) == {2: make_group(2).to_json()}
+    found = places(path, PRINT)
+    assert [*found] == [2] and read_place(path, PRINT, *found[2]) is not None
+    at = len(path.read_bytes().split(b"\n")[0]) + 1
+    assert read_place(path, PRINT, at, found[2][0] - at) is None
+    path.rename(path.with_suffix(".turns"))
+    assert read_turns(path.parent, PRINT) == {}
+
+
+@pytest.mark.parametrize("payload", ["[" * 3000 + "]" * 3000, "[]", "null", '{"version": NaN}', "{"])
+def test_a_header_of_another_form_is_that_of_another_policy(payload: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "000012", 0, [make_group(0)])
+    _, *rest = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([b"%08x %s" % (zlib.crc32(payload.encode()), payload.encode()), *rest]))
+    assert read_journals(path.parent, PRINT) == {} and places(path, PRINT) == {}
 
 
 def test_retire_deletes_only_older_rollouts(tmp_path: Path) -> None:

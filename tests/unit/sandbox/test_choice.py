@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 import subprocess
@@ -166,6 +167,9 @@ ANSWERS |= {
     "a time that is too long": (200, said(execution_time=10**400), "gave no result of a program"),
     "a result that is a text": (200, '{"status": "Success", "run_result": "x"}', "gave no result of a program"),
     "brackets": (200, "[" * 200000, "gave no result of a program"),
+    "a time without end": (200, said(execution_time=math.inf), "gave no result of a program"),
+    "no time": (200, said(execution_time=math.nan), "gave no result of a program"),
+    "an exit status without end": (200, said(return_code=math.inf), "gave no result of a program"),
     "an error of the run": (200, said().replace("Finished", "Error"), "did not run"),
     "a status that nobody knows": (200, said("banana"), "did not run the program: why"),
     "a failure that ended with 0": (200, said("Failed"), "calls a program failed that ended with 0: why"),
@@ -229,6 +233,7 @@ NO_HTTP = {
     "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
     "nothing": b"",
     "half": OK + b"Content-Length: 5000\r\n\r\n{}",
+    "half, of which all is JSON": OK + b"Content-Length: 5000\r\n\r\n" + said().encode(),
     "half a chunk": OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
     "no chunk": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}",
     "a long status": b"HTTP/1.1 200 " + b"x" * 70000 + b"\r\n\r\n",

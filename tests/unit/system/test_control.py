@@ -110,6 +110,8 @@ def test_an_outcome_is_kept_and_a_killed_rank_is_lost(server: Server) -> None:
         b"[]\n",
         b"null\n",
         b'{"rank": 0}\n',
+        b"[" * 3000 + b"]" * 3000 + b"\n",
+        b'{"token": NaN, "rank": Infinity}\n',
         b"\xff" * 200_000,
     ],
 )
