@@ -30,7 +30,9 @@ def config_of(order: Order, overrides: Sequence[str]) -> Config:
     It is that of the run, or the defaults for the folder of a model, with `overrides`. Raises ValueError for a mistake.
     """
     config = RunDir(order.target).load_config(overrides=overrides) if order.is_run else loader.load(None, overrides)
-    folder = Path(order.target).resolve() / "served" if order.is_run else Path("served").resolve() / run_name(order.name)
+    folder = (
+        Path(order.target).resolve() / "served" if order.is_run else Path("served").resolve() / run_name(order.name)
+    )
     gpus = gpus_of(order.options, config.rollout.tensor_parallel_size if order.is_run else 1)
     config = replace(
         config,
