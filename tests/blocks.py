@@ -25,7 +25,7 @@ from tests.unit.evaluation.kept import row
 
 # What a marked block needs, and what of it shows in the block: nothing else may be marked so.
 REASONS = {
-    "Needs a cluster": r"submit|sbatch|squeue|sacct|scontrol|--nodes|local_cluster|nft |SHARED=",
+    "Needs a cluster": r"submit|--slurm|sbatch|squeue|sacct|scontrol|--nodes|local_cluster|nft |SHARED=",
     "Needs a GPU": r"vllm==|gpu_acceptance|nvidia-smi",
     "Needs the internet": r"pip3? |uv |buildah build|hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
     "Takes minutes": (

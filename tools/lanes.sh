@@ -11,16 +11,17 @@ UV=0.13.9                          # resolves the sets of packages for GPUs
 
 usage() {
     cat <<TEXT
-usage: bash tools/lanes.sh vllm|torch|transformer-engine|resolve [VERSION...] [-- pytest arguments]
+usage: bash tools/lanes.sh vllm|torch|transformer-engine|resolve|evaluators [VERSION...] [-- pytest arguments]
 
   vllm                the Python files of vLLM (default: ${VLLM[*]}), around a GPU's memory that only counts
   torch               builds of torch for CUDA (default: ${TORCH[*]}): forward and backward under fake tensors
   transformer-engine  the calls of Transformer Engine against its sources (default: ${ENGINE[*]})
   resolve             the pinned sets for GPUs in tools/requirements/gpu, by the metadata of every package; UPDATE=1
                       resolves them anew around their versions of vLLM, torch, megatron-core and Transformer Engine
+  evaluators          lm-eval and Inspect, in an environment of their own, against `gspo-hpc serve` (docs/evaluation.md)
 
 Each lane fetches what it needs into .cache/lanes, once, and runs its tests once for each version. The lane torch
-needs 4 to 5 GiB for each of its versions, the others some ten megabytes. For example:
+needs 4 to 5 GiB for each of its versions, evaluators one GiB, the others some ten megabytes. For example:
 bash tools/lanes.sh vllm 0.33.0 -- -x
 
 environment variables:
@@ -34,7 +35,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) usage; exit 0 ;;
         --) shift; break ;;
-        vllm | torch | transformer-engine | resolve) LANE="$1" ;;
+        vllm | torch | transformer-engine | resolve | evaluators) LANE="$1" ;;
         [0-9]*) VERSIONS+=("$1") ;;
         *) die "lanes: no option $1; see bash tools/lanes.sh --help" ;;
     esac
@@ -104,6 +105,20 @@ case "$LANE" in
         chosen="$(printf ' or vllm-%s' "${VERSIONS[@]}")"
         [ ${#VERSIONS[@]} = 0 ] || set -- -k "${chosen# or }" "$@"
         run "" "sets of packages for GPUs" tests/lanes/test_resolved_sets.py "$@"
+        ;;
+    evaluators)
+        folder="$CACHE/lanes/evaluators"
+        if [ ! -d "$folder" ]; then
+            say "fetching lm-eval and Inspect"
+            rm -rf "$folder.part"
+            "$PYTHON" -m venv "$folder.part"
+            "$PYTHON" -c 'import configparser; config = configparser.ConfigParser(); config.read("setup.cfg")
+extras = config["options.extras_require"]; print(extras["lm-eval"].strip(), extras["inspect"].strip(), sep="\n")' \
+                > "$folder.part/wanted.txt"
+            "$folder.part/bin/python" -m pip install -q --no-input --progress-bar off -r "$folder.part/wanted.txt" </dev/null
+            mv "$folder.part" "$folder"
+        fi
+        GSPO_HPC_LANE_EVALUATORS="$folder" run "" "lm-eval and Inspect" tests/lanes/test_evaluators.py "$@"
         ;;
 esac
 [ ${#FAILED[@]} = 0 ] || die "lanes: failed with ${FAILED[*]}"

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from gspo_hpc.planning.estimates.time import Times
     from gspo_hpc.planning.fixes.change import Fix
 
+# What is known of conversations, in the order of estimates.work.Talk, and the options that say it.
+Talking = tuple[float | None, float | None, float | None]
+TALK = ("--turns", "--reply-tokens", "--answer-seconds")
+
 
 def plan(
     name: str,
@@ -37,6 +41,7 @@ def plan(
     sbatch: bool,
     price: float | None,
     response_tokens: float | None,
+    talk: Talking,
 ) -> int:
     """Print the plan, and what `train` would refuse in the files that the config names.
 
@@ -47,6 +52,8 @@ def plan(
     """
     check_positive("--price", price)
     check_positive("--response-tokens", response_tokens)
+    for option, value in zip(TALK, talk, strict=True):
+        check_positive(option, value)
     config = _with_cached_files(config)
     rows = preflight.rows(config, WHOLE_FILE_BYTES)
     found = make_plan(config, rows)
@@ -57,14 +64,17 @@ def plan(
     )
     found = replace(found, errors=tuple(_lines(problems, places)), absent=absent, downloads=downloads)
     offered = _fixes(name, config, places, rows) if found.broken else []
-    times, tokens = _times(with_steps(config, rows), found, response_tokens)
-    others = {} if times is None else _asynchrony(config, times, response_tokens)
+    times, tokens = _times(with_steps(config, rows), found, response_tokens, talk)
+    others = {} if times is None else _asynchrony(config, times, response_tokens, talk)
     notes, unchecked = (
         [*cut(config, response_tokens)],
         [] if found.broken else [*_not_looked_at(config, found, problems)],
     )
     if times is None and (price or response_tokens):
         notes.append("--price and --response-tokens change nothing: time is not estimated.")
+    if any(talk) and (times is None or not config.environment.talks):
+        why = "time is not estimated" if config.environment.talks else "completions are no conversations"
+        notes.append(f"{', '.join(TALK)} change nothing: {why}.")
     found = replace(found, notes=(*found.notes, *notes))
     script = _batch_script(config) if sbatch else None
     refused = found.broken or found.not_run or found.errors or bool(script) != sbatch
@@ -188,16 +198,16 @@ def _with_cached_files(config: Config) -> Config:
     return hub_data.with_cached_files(config)
 
 
-def _times(config: Config, found: Plan, response_tokens: float | None) -> tuple[Times | None, float]:
+def _times(config: Config, found: Plan, response_tokens: float | None, talk: Talking) -> tuple[Times | None, float]:
     """Return the time estimate of a plan that can have one, and the average response length that it is for."""
     if found.memory is None:
         return None, 0.0
     from gspo_hpc.planning.estimates import time
 
-    return time.of_plan(config, found, response_tokens)
+    return time.of_plan(config, found, response_tokens, time.Talk(*talk))
 
 
-def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> dict[str, str | None]:
+def _asynchrony(config: Config, times: Times, response_tokens: float | None, talk: Talking) -> dict[str, str | None]:
     """Return whether other ways to generate pay, by name: side by side with training, and with partial rollouts.
 
     None stands for one that is not to be had.
@@ -205,8 +215,10 @@ def _asynchrony(config: Config, times: Times, response_tokens: float | None) -> 
     if config.cluster.platform != "cuda":
         return {"asynchrony": None, "partial_rollouts": None}
     from gspo_hpc.planning import asynchrony
+    from gspo_hpc.planning.estimates.work import Talk
 
+    known = Talk(*talk)
     return {
-        "asynchrony": asynchrony.line(config, times, response_tokens),
-        "partial_rollouts": asynchrony.partial(config, times, response_tokens),
+        "asynchrony": asynchrony.line(config, times, response_tokens, talk=known),
+        "partial_rollouts": asynchrony.partial(config, times, response_tokens, talk=known),
     }

@@ -31,7 +31,7 @@ from gspo_hpc.system.redact import hidden, without_secrets
 _TRAINING = {"model", "batch", "algorithm", "rollout", "optimizer", "data", "parallel", "memory"}
 
 # Keys that say what is trained, and not how; and the data of a run, which is no file of ours as a rule.
-_WHICH = {"algorithm.name", "model.path", "data.train", "data.eval", "data.chat_template_kwargs"}
+_WHICH = {"algorithm.name", "model.path", "data.train", "data.sources", "data.eval", "data.chat_template_kwargs"}
 # Keys that say on which GPUs engines run, which is not how a run trains either.
 _WHERE = {"rollout.mode", "rollout.engines_per_node", "rollout.tensor_parallel_size"}
 # Keys of which a run says at least one, if it says any: where all that it says is not known, the rest are defaults.
@@ -273,7 +273,7 @@ def _tells_how(decided: set[str], left: set[str]) -> bool:
     `decided`: keys of ours that its arguments decide; `left`: arguments that are not carried over.
     """
     how = {key for key in decided if key.partition(".")[0] in _TRAINING or key == "run.max_steps"} - _WHICH - _WHERE
-    return bool(how) or ("model.path" in decided and ("data.train" in decided or bool(left & _DATA)))
+    return bool(how) or ("model.path" in decided and bool({"data.train", "data.sources"} & decided or left & _DATA))
 
 
 def _refuse_untold(project: str, told: Iterable[Argument], left: Iterable[Argument]) -> None:

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from gspo_hpc.config import schema
 from gspo_hpc.config.constants import USUAL_GPUS_PER_NODE
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.inputs import is_data_file, is_null
+from gspo_hpc.importers.inputs import is_data_file, is_null, yaml_value
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.tables import default_of
 from gspo_hpc.rewards.builtin import REGISTRY
@@ -215,6 +216,44 @@ def data(draft: Draft, name: str, key: str) -> None:
         rows = "the rows of all of these" if len(files) > 1 else "its rows"
         text = f"{key} takes JSONL or parquet files, also of a dataset on the hub (OWNER/NAME:FILE)"
         draft.drop(name, f"{text}: name them, or write {rows}, each with its prompt, to such a file")
+
+
+def sources(draft: Draft, name: str, shares: str) -> bool:
+    """Put data.sources for several files, or some rows of one (FILE#N); return whether there are such.
+
+    `shares`: the argument with the chance of each file; without it, every file has the share of its size.
+    """
+    files = draft.texts(name)
+    several = len(files) > 1 or any("#" in file for file in files)
+    if not several or not all(map(is_data_file, files)):
+        draft.drop(shares, "it is of several files that can be read here")
+        return False
+    made: list[dict[str, Any]] = [
+        {"name": label, "files": file} for label, file in zip(_labels(files), files, strict=True)
+    ]
+    if weights := draft.texts(shares, known=True):
+        if len(weights) != len(files):
+            draft.wrong(shares, f"has {len(weights)} values for {len(files)} data sets")
+        for source, weight in zip(made, weights, strict=False):
+            source["weight"] = yaml_value(weight)
+        draft.credit("data.sources", shares)
+    unset = next(filter(is_unset, files), None)
+    draft.put("data.sources", made, name) if unset is None else draft.keep("data.sources", name, unset)
+    draft.settings["data.sources"] = (made, draft.settings["data.sources"][1])  # of all files, also where one is unset
+    if any("#" in file for file in files):
+        draft.differs.append("FILE#N with N above the rows of the file repeats rows there, and is an error here")
+    return True
+
+
+def _labels(files: Sequence[str]) -> list[str]:
+    """Return a name for each file, all different: that of the file, without what a name of a source may not have."""
+    found: list[str] = []
+    for file in files:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", PurePath(file.split("#")[0]).name.partition(".")[0])
+        label = re.sub(r"^[^A-Za-z0-9]+", "", stem)[:36] or "data"
+        same = sum(one == label or re.fullmatch(rf"{re.escape(label)}-\d+", one) is not None for one in found)
+        found.append(f"{label}-{same + 1}" if same else label)
+    return found
 
 
 def prompt_length(draft: Draft, name: str, window: str, response: int, comment: str, apart: bool = False) -> int:

@@ -272,7 +272,8 @@ def generation(draft: Draft) -> None:
     megatron = draft.source.project != "ms-swift"  # whose engines are vLLM's in any case
     parts.engine(draft, _ENGINE, {"gpu_memory_utilization": 0.9} if megatron or draft.switch("use_vllm") else {})
     _sleep(draft)
-    parts.data(draft, "dataset", "data.train")
+    if not parts.sources(draft, "dataset", "interleave_prob"):
+        parts.data(draft, "dataset", "data.train")
     parts.data(draft, "val_dataset", "data.eval")
     versions.registered(draft)
     prompt_texts.columns(draft)

@@ -36,17 +36,22 @@ def command(folder: Path, name: str, host: str, port: int, options: str) -> list
     return [*environment.python("vllm.entrypoints.openai.api_server"), "--model", str(folder), *fixed, *more]
 
 
+def checkpoint(run: Path, step: int | None) -> int:
+    """Return the step of a run's checkpoint (default: the newest). Raises ValueError if there is no such checkpoint."""
+    steps = {int(path.name) for path in commit.list_committed(RunDir(run).checkpoints)}
+    if not steps:
+        raise ValueError(f"{run} has no checkpoint yet")
+    if step is not None and step not in steps:
+        raise ValueError(f"{run} has no checkpoint {step}; it has {', '.join(map(str, sorted(steps)))}")
+    return max(steps) if step is None else step
+
+
 def exported(run: Path, step: int | None) -> Path:
     """Return the Hugging Face folder of a run's checkpoint (default: the newest), which is written if it is missing.
 
     Raises ValueError if there is no such checkpoint, RuntimeError if it cannot be exported, which has been told.
     """
-    steps = {int(path.name): path for path in commit.list_committed(RunDir(run).checkpoints)}
-    if not steps:
-        raise ValueError(f"{run} has no checkpoint yet")
-    chosen = max(steps) if step is None else step
-    if chosen not in steps:
-        raise ValueError(f"{run} has no checkpoint {chosen}; it has {', '.join(map(str, sorted(steps)))}")
+    chosen = checkpoint(run, step)
     folder = run / "served" / f"{chosen:06d}"
     if not folder.exists():
         make_inner_dir(folder.parent)

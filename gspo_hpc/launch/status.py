@@ -70,6 +70,7 @@ class Status:
     exactness_settings: list[str]  # key=value that raise it
     exactness_cost: str  # of these, or of what has raised it; may be empty
     ended: dict[str, int]  # why attempts ended -> how many
+    served: list[dict[str, Any]]  # jobs that serve a checkpoint: job_id, state, node, address, name, log
 
     @property
     def is_over(self) -> bool:
@@ -168,7 +169,19 @@ def read(path: Path) -> Status:
         exactness_settings=[] if found is None else list(found.settings),
         exactness_cost="" if found is None else found.cost,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
+        served=_served(path),
     )
+
+
+def _served(path: Path) -> list[dict[str, Any]]:
+    """Return the jobs that serve a checkpoint of the run now; none where Slurm does not answer."""
+    if not (path / "served" / "jobs").is_dir():
+        return []
+    from gspo_hpc.launch.slurm import server_job  # only here: most runs are not served
+
+    with contextlib.suppress(SlurmError, ValueError, OSError, KeyError, TypeError):
+        return [one.to_json() for one in server_job.served(path)]
+    return []
 
 
 def _taught(config: Config, records: list[dict[str, Any]]) -> Distillation | None:

@@ -54,8 +54,10 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
     text = Text(re.sub(r"#\n# A run also needs:\n(#   .*\n)+", "", converted.text))
     notes: list[str] = []
     for key, value in _paths(converted.config):
-        _put_path(text, key, value, source, folder, notes)
-    own_data = converted.config.data.train is None
+        if found_path := _path_here(key, value, source, folder, notes):
+            text.put(key, *found_path)
+    _put_sources(text, converted.config, source, folder, notes)
+    own_data = converted.config.data.train is None and not converted.config.data.sources
     if own_data and (found := _dataset(converted.values, code)) is not None:
         own_data = False
         name = _hub_name(found)
@@ -122,21 +124,36 @@ def _paths(config: Config) -> Iterator[tuple[str, str]]:
     yield from ((key, value) for key, value in given.items() if value)
 
 
-def _put_path(text: Text, key: str, value: str, source: Path, folder: Path, notes: list[str]) -> None:
-    """Write a path as it is known here: with the values of variables, and from the folder of the project."""
+def _put_sources(text: Text, config: Config, source: Path, folder: Path, notes: list[str]) -> None:
+    """Write the files of sources as they are known here."""
+    changed, listed = False, []
+    for one in config.data.sources:
+        path, mark, count = one.files.partition("#")
+        here = _path_here(f"data.sources, {one.name}", path, source, folder, notes)
+        changed = changed or here is not None
+        files = f"{path if here is None else here[0]}{mark}{count}"
+        listed.append({"name": one.name, "files": files} | ({} if one.weight is None else {"weight": one.weight}))
+    if changed:
+        text.put("data.sources", listed, "files from the folder of this config")
+
+
+def _path_here(key: str, value: str, source: Path, folder: Path, notes: list[str]) -> tuple[str, str] | None:
+    """Return a path as it is known here, with a comment: with the values of variables, from the project's folder.
+
+    None where it stays as it is.
+    """
     path = os.path.expanduser(re.sub(r"\$\{?(\w+)\}?", lambda match: os.environ.get(match[1], match[0]), value))
     if "$" in path:
         notes.append(f"{key} is {path}: a variable in it is not set here; write the path out")
-        return
+        return None
     whole = not os.path.isabs(path)
     there = [place / path for place in (source.parent, Path()) if whole and (place / path).exists()]
     if there:
-        text.put(key, os.path.relpath(there[0], folder), f"{value}, from the folder of this config")
-    elif whole and key.startswith("data.") and not hub_data.is_name(path):
-        text.put(key, os.path.relpath(source.parent / path, folder), f"{value}, as if it lay beside {source.name}")
+        return os.path.relpath(there[0], folder), f"{value}, from the folder of this config"
+    if whole and key.startswith("data.") and not hub_data.is_name(path):
         notes.append(f"{key}: {value} is not there")
-    elif path != value:
-        text.put(key, path, f"{value} of the user who made this config")
+        return os.path.relpath(source.parent / path, folder), f"{value}, as if it lay beside {source.name}"
+    return None if path == value else (path, f"{value} of the user who made this config")
 
 
 def _dataset(values: Mapping[str, Any], code: Code) -> Dataset | None:

@@ -16,7 +16,7 @@ from gspo_hpc.planning.estimates.phases import percent, risk, shown
 from gspo_hpc.system.text import GIB, in_gib
 
 if TYPE_CHECKING:
-    from gspo_hpc.planning.estimates.time import Times
+    from gspo_hpc.planning.estimates.time import Conversations, Times
 
 _MARKS = "#=+*o%@~:x-&$^vnzsk"
 _NAMES = 14  # columns of the first column, in every table of both sections
@@ -116,6 +116,8 @@ def time(
     values = found.to_json(price)
     about = f"for responses of {response_tokens:,.0f} tokens on average (--response-tokens); see docs/estimates.md"
     yield item("  ", about)
+    if found.talk is not None:
+        yield item("  ", _conversations(found.talk))
     longest = min(40, width() - 29)
     rows = [
         (shown(name), f"{seconds:8.1f} s", "#" * round(longest * seconds / found.rollout))
@@ -138,3 +140,15 @@ def time(
         more.append(("the run", f"{hours} hours, {gpu_hours} GPU-hours{cost}"))
     more += [(shown(name), text) for name, text in (others or {}).items() if text is not None]
     yield grid(more, first=_NAMES)
+
+
+def _conversations(found: Conversations) -> str:
+    """Return what an estimate supposes of conversations, and what follows for groups and engines."""
+    waits = "answers that take no time (--answer-seconds)"
+    if found.answer_seconds:
+        waits = f"answers of {found.answer_seconds:g} s (--answer-seconds), {found.waiting_seconds:,.1f} s in each"
+    tokens = (
+        f"{found.sampled_tokens:,.0f} tokens of the model and {found.reply_tokens:,.0f} of replies (--reply-tokens)"
+    )
+    sizes = f"a group has {found.group_tokens:,.0f} tokens, and the last engine makes {found.engine_steps:,.0f} steps"
+    return f"conversations of {found.turns:,.1f} messages (--turns), with {tokens}, and {waits}; {sizes}"

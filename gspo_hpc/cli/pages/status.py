@@ -64,7 +64,8 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     told: dict[str, list[str]] = {}  # runs of which the same is said are named together
     for state in states:
         distils = f"distils {state.distils}" if state.distils else ""
-        for line in (state.reason, state.worry, f"waits for {state.waits_for}" if state.waits_for else "", distils):
+        waits = f"waits for {state.waits_for}" if state.waits_for else ""
+        for line in (state.reason, state.worry, waits, distils, *_served(state)):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -100,6 +101,7 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):
         yield f"  job {job}"
+    yield from (f"  {line}" for line in _served(state))
     if left := _seconds_left(state):
         yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
     if state.exactness:
@@ -132,6 +134,13 @@ def _job(state: Status) -> Iterator[str]:
         yield state.job_id + (f" on {state.nodes}" if state.nodes else "")
         if state.seconds_left_in_job is not None:
             yield f"{duration(state.seconds_left_in_job)} left in the job"
+
+
+def _served(state: Status) -> Iterator[str]:
+    """Yield for each job that serves a checkpoint where it does."""
+    for one in state.served:
+        where = f"{one['address']} on {one['node']}" if one["address"] else "an address that is not known yet"
+        yield printable(f"served as {one['name']} at {where} (job {one['job_id']}, {one['state']})")
 
 
 def _ended(state: Status) -> str:

@@ -59,13 +59,17 @@ def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> 
     start: list[str] = []
     python = slurm.python or sys.executable
     if slurm.container is not None:
-        start = _in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
+        start = in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
         python = slurm.container.python
     ranks = system.python("gspo_hpc.training.worker", "train", str(run_dir), interpreter=python)
     return [*words, *start, *ranks]
 
 
-def _in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+def in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+    """Return the words that start what follows them in a container, with a run and its code mounted.
+
+    `names`: variables that must reach it.
+    """
     own = [run_dir] if code.is_relative_to(run_dir) else [run_dir, code.parent]  # a sweep has one archive for its runs
     mounts = [*(f"{path}:{path}" for path in own), *box.mounts]
     if box.kind == "pyxis":

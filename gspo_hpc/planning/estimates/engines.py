@@ -68,13 +68,36 @@ def generation(model: Sizes, config: Config, device: Device, given: Work, cache_
     They are all that it draws, or with rollout.unfinished drop as many groups as it needs. With continue, engines stay
     as full as they are: what has not ended goes on in the next rollout.
     """
+    return max(_sampling(model, config, device, given, cache_tokens) + waiting(given), _answering(config, given))
+
+
+def waiting(given: Work) -> float:
+    """Return the seconds in which a conversation waits for answers: the last of a rollout has nothing beside it."""
+    return given.answers * given.answer_seconds
+
+
+def _answering(config: Config, given: Work) -> float:
+    """Return the seconds that the processes of environments take for all answers of a rollout."""
+    return given.completions * waiting(given) / (config.environment.workers * count(config))
+
+
+def steps(config: Config, given: Work, cache_tokens: float) -> float:
+    """Return the steps of the engine that has the longest completion: each samples a token of all its sequences."""
+    each = given.completions / count(config)
+    at_once = _at_once(config, given, each, cache_tokens)
+    return given.sampled * ((each - at_once) * given.response_tokens / at_once + longest_of(given))
+
+
+def _sampling(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
+    """Return the seconds of the engines' steps. Replies of an environment cost none: they are read at once."""
     rollout = config.rollout
     drawn = 1.0 if rollout.unfinished == "wait" else rollout.oversampling_factor
     each = drawn * given.completions / count(config)
     at_once = _at_once(config, given, each, cache_tokens)
     if rollout.unfinished == "continue":
         mean = given.response_tokens
-        return each / drawn * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
+        tokens = given.sampled * each / drawn * mean
+        return tokens / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
     ends = lengths(given)
     last_group = drawn ** (-1.0 / given.completions_per_prompt)  # share of the completions that have ended by then
     # While others wait, every sequence that ends makes room for one more.
@@ -83,12 +106,12 @@ def generation(model: Sizes, config: Config, device: Device, given: Work, cache_
     begin = 0.0
     for number, end in enumerate(ends):
         if rollout.unfinished == "drop" and number >= last_group * len(ends):
-            return seconds
+            return given.sampled * seconds
         alive = at_once * (len(ends) - number) / len(ends)
         seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
         begin = end
     last = longest_of(given) - begin  # of all engines, the one that has the longest
-    return seconds + last * step_seconds(model, config, device, 1.0, begin, given)
+    return given.sampled * (seconds + last * step_seconds(model, config, device, 1.0, begin, given))
 
 
 def steady(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
@@ -111,13 +134,14 @@ def _at_once(config: Config, given: Work, each: float, cache_tokens: float) -> f
 
 
 def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
-    """Return the seconds in which engines read the prompts of a rollout, each once a group.
+    """Return the seconds in which engines read the prompts of a rollout, each once a group, and all replies.
 
     With rollout.unfinished continue they read again what they have sampled of the completions that go on.
     """
     rollout = config.rollout
     drawn = 1.0 if rollout.unfinished == "wait" else rollout.oversampling_factor
     tokens = drawn * given.completions / given.completions_per_prompt * given.prompt_tokens
+    tokens += drawn * given.completions * given.read_tokens
     if rollout.unfinished == "continue":
         tokens += (drawn - 1.0) * given.completions * given.response_tokens / 2
     operations = tokens * model.token_flops

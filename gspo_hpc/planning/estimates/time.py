@@ -7,19 +7,31 @@ against published runs, says where it misses, and where the range comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.derived import offload_trainer, passes_needed, teacher_config, updates_per_rollout
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, engines, parameters, passes, rates
 from gspo_hpc.planning.estimates.devices import Device
-from gspo_hpc.planning.estimates.work import Sizes, Work, sizes, work
+from gspo_hpc.planning.estimates.work import Sizes, Talk, Work, sizes, work
 
 if TYPE_CHECKING:
     from gspo_hpc.planning.plan import Plan
 
-__all__ = ["Sizes", "Times", "Work", "estimate", "generating", "of_plan", "sizes", "sizes_of", "work"]
+__all__ = ["Sizes", "Talk", "Times", "Work", "estimate", "generating", "of_plan", "sizes", "sizes_of", "work"]
+
+
+class Conversations(NamedTuple):
+    """Conversations of a rollout, as they are supposed to be: averages, in tokens and seconds."""
+
+    turns: float  # messages of the model
+    sampled_tokens: float  # of the model, in a conversation
+    reply_tokens: float  # of the environment and tools, in a conversation
+    answer_seconds: float  # of one answer
+    waiting_seconds: float  # in which a conversation waits for answers
+    group_tokens: float  # of a prompt and all conversations about it
+    engine_steps: float  # of the engine with the longest conversation
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Times:
     peak: float  # operations a second of one GPU
     steps: int | None = None  # of the whole run
     side_by_side: bool = False  # whether generation goes on while the trainer works
+    talk: Conversations | None = None  # where completions are conversations
 
     @property
     def rollout(self) -> float:
@@ -66,6 +79,7 @@ class Times:
             "hours": hours,
             "gpu_hours": gpu_hours,
             "cost": None if price is None or gpu_hours is None else price * gpu_hours,
+            "conversations": None if self.talk is None else self.talk._asdict(),
         }
 
 
@@ -124,6 +138,20 @@ def estimate(
         device.flops,
         config.run.max_steps,
         config.rollout.max_staleness > 0,
+        _conversations(config, given, cache_tokens) if config.environment.talks else None,
+    )
+
+
+def _conversations(config: Config, given: Work, cache_tokens: float) -> Conversations:
+    """Return what the conversations of a rollout are supposed to be."""
+    return Conversations(
+        given.turns,
+        given.sampled * given.response_tokens,
+        given.read_tokens,
+        given.answer_seconds,
+        engines.waiting(given),
+        given.prompt_tokens + given.completions_per_prompt * given.response_tokens,
+        engines.steps(config, given, cache_tokens),
     )
 
 
@@ -138,7 +166,12 @@ def _reference(model: Sizes, config: Config, device: Device, given: Work, traine
 
 
 def of_plan(
-    config: Config, plan: Plan, response_tokens: float | None = None, *, assumed: bool = False
+    config: Config,
+    plan: Plan,
+    response_tokens: float | None = None,
+    talk: Talk | None = None,
+    *,
+    assumed: bool = False,
 ) -> tuple[Times | None, float]:
     """Return the estimate of a plan that can have one, and the average tokens of a response that it is for.
 
@@ -151,5 +184,5 @@ def of_plan(
     device, like = rated
     if like is not None and not assumed:
         return None, 0.0
-    given = work(config, int(completions), response_tokens)
+    given = work(config, int(completions), response_tokens, talk)
     return estimate(sizes(arch, config), config, device, given, plan.memory.cache_tokens), given.response_tokens

@@ -45,14 +45,36 @@ class Sizes(NamedTuple):
         return self.expert_parameters / max(1, self.layers_with_experts * self.experts * 3 * self.hidden)
 
 
+class Talk(NamedTuple):
+    """Averages of the conversations of a run that somebody knows; None: nobody does."""
+
+    turns: float | None = None  # messages of the model in a conversation, on average
+    reply_tokens: float | None = None  # of one reply of the environment or of tools, on average
+    answer_seconds: float | None = None  # that the environment or a tool takes to answer a message, on average
+
+
 class Work(NamedTuple):
-    """One rollout: tokens are averages, but for `longest`."""
+    """One rollout: tokens are averages, but for `longest`. Responses are whole conversations where there are some."""
 
     completions: int
     completions_per_prompt: int
     prompt_tokens: float
     response_tokens: float
     longest: int  # response
+    turns: float = 1.0  # messages of the model in a conversation
+    reply_tokens: float = 0.0  # of one reply; there is one less than messages
+    answers: float = 0.0  # for which a conversation waits
+    answer_seconds: float = 0.0  # of one answer
+
+    @property
+    def read_tokens(self) -> float:
+        """Tokens of a response that the environment or tools wrote, which engines read and do not sample."""
+        return (self.turns - 1.0) * self.reply_tokens
+
+    @property
+    def sampled(self) -> float:
+        """The share of the tokens of a response that the model sampled."""
+        return 1.0 - self.read_tokens / self.response_tokens
 
 
 def sizes(arch: Architecture, config: Config) -> Sizes:
@@ -84,13 +106,30 @@ def sizes(arch: Architecture, config: Config) -> Sizes:
     )
 
 
-def work(config: Config, completions: int, response_tokens: float | None = None) -> Work:
-    """Return a rollout of that many completions. Lengths that nobody knows yet are half of what is allowed."""
+def work(config: Config, completions: int, response_tokens: float | None = None, talk: Talk | None = None) -> Work:
+    """Return a rollout of that many completions. Lengths that nobody knows yet are half of what is allowed.
+
+    So are the messages of a conversation. Replies that nobody knows are as long as the messages before them, and
+    answers of unknown seconds take none.
+    """
     rollout = config.rollout
-    return Work(
+    tokens = min(response_tokens or rollout.max_response_length / 2, rollout.max_response_length)
+    found = Work(
         completions,
         config.batch.num_generations or 1,
         rollout.max_prompt_length / 2,
-        min(response_tokens or rollout.max_response_length / 2, rollout.max_response_length),
+        tokens,
         rollout.max_response_length,
     )
+    environment, talk = config.environment, talk or Talk()
+    if not environment.talks:
+        return found
+    turns = min(talk.turns or (1 + environment.max_turns) / 2, environment.max_turns)
+    message = tokens / (2.0 * turns - 1.0)
+    # A message has a token at least, so that what the environment says leaves room for all of them.
+    reply = message if talk.reply_tokens is None else talk.reply_tokens
+    if turns > 1.0:
+        reply = min(reply, max(0.0, tokens - turns) / (turns - 1.0))
+    answers = turns if environment.name is not None else turns - 1.0  # without one, the last message calls no tool
+    seconds = min(talk.answer_seconds or 0.0, environment.timeout)
+    return found._replace(turns=turns, reply_tokens=reply, answers=answers, answer_seconds=seconds)

@@ -1,20 +1,28 @@
-"""Commands that `gspo-hpc serve` becomes, and mistakes that it refuses. Milliseconds; test_results.py has a server.
+"""Commands that `gspo-hpc serve` becomes or hands in, and mistakes that it refuses (3 s).
+
+A server itself is in tests/run/test_results.py, and one in a job in tests/slurm/test_serve.py.
 
 Catches an export that is made anew or of another checkpoint, a server for everybody, and options that reach a shell.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from gspo_hpc.cli.main import main
+from gspo_hpc.config import loader
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.launch import serving
+from gspo_hpc.launch.slurm import serve, server_job
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import open_run
+from gspo_hpc.runs.jobs import new_job_folder
+from gspo_hpc.system.files import make_private_dir, write_atomically, write_json
 
 
 class Became(Exception):
@@ -128,3 +136,78 @@ def test_a_server_for_others_without_a_key_is_warned_of(
     with pytest.raises(Became):
         main(["serve", str(tmp_path), "--host", host])
     assert ("everybody who reaches" in capsys.readouterr().err) is warned
+
+
+def test_a_job_is_one_node_with_the_gpus_of_one_server(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "a-secret")
+    words = ["serve", str(run), "--slurm", "--dry-run", "slurm.partition=gpu", "--vllm=-tp 4 --dtype bfloat16"]
+    assert main(words) == 0
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert {"#SBATCH --nodes=1", "#SBATCH --gpus-per-node=4", "#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= {
+        line.replace("--no-requeue=True", "--no-requeue") for line in lines
+    }
+    assert lines[-1].endswith(f"-u -P -m gspo_hpc.launch.slurm.server_job {run}/served/jobs/NNNN")
+    assert "a-secret" not in output.out and not output.err and not (run / "served").exists()
+    monkeypatch.delenv("VLLM_API_KEY")
+    assert main(words) == 0
+    assert "everybody who is on its node may use this server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ("", 2),
+        ("--dtype float32", 2),
+        ("--tensor-parallel-size=4", 4),
+        ("-tp 4 -pp 2", 8),
+        ("--data-parallel-size 3", 6),
+    ],
+)
+def test_options_that_divide_a_model_decide_the_gpus(run: Path, options: str, gpus: int) -> None:
+    order = server_job.Order(str(run), True, None, "a name", "127.0.0.1", None, options)
+    found = serve.config_of(order, ["rollout.tensor_parallel_size=2", "cluster.nodes=4", "run.max_steps=4"])
+    assert (found.cluster.gpus_per_node, found.cluster.nodes, found.slurm.requeue) == (gpus, 1, False)
+
+
+def test_a_folder_of_a_model_has_its_jobs_beside_where_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert main(["serve", "model", "--slurm", "--dry-run", "cluster.platform=cpu"]) == 0
+    assert f"{tmp_path}/served/model/jobs/NNNN" in capsys.readouterr().out and not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["slurm.partition=gpu"], "slurm.partition=gpu: belongs to a Slurm job, which --slurm asks for"),
+        (["--dry-run"], "--dry-run: belongs to a Slurm job"),
+        (["--slurm", "--step", "3"], "has no checkpoint 3; it has 2, 10"),
+        (["--slurm", "--vllm=--api-key x"], "give the key as VLLM_API_KEY in the environment"),
+        (["--slurm", "slurm.partion=gpu"], "slurm.partition"),
+    ],
+)
+def test_mistakes_of_a_job_are_told_before_it_is_one(
+    words: list[str], told: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(run), *words]) == 2
+    assert told in capsys.readouterr().err and not (run / "served").exists()
+
+
+def test_a_key_that_does_not_reach_the_job_ends_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setattr("os.environ", dict(os.environ))  # the job changes its own
+    order = server_job.Order(str(run), True, None, "run", "0.0.0.0", None, "", keyed=True)
+    make_private_dir(run / "served")
+    folder = new_job_folder(run / "served")
+    write_atomically(folder / "config.yaml", loader.dump(serve.config_of(order, [])))
+    write_json(folder / "serve.json", asdict(order))
+    assert server_job.main([str(folder)]) == 2
+    assert "VLLM_API_KEY did not reach this job" in capsys.readouterr().out

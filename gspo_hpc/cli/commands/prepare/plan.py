@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sbatch", action="store_true", help="also print the batch script that submit would use")
     parser.add_argument("--price", type=float, metavar="P", help="price of a GPU-hour, for the cost of the run")
     takes_response_tokens(parser)
+    for option, metavar, text in (
+        ("--turns", "N", "average messages of the model in a conversation (default: half of environment.max_turns)"),
+        ("--reply-tokens", "N", "average length of a reply of the environment or a tool (default: that of a message)"),
+        ("--answer-seconds", "S", "average seconds in which the environment or a tool answers (default: none)"),
+    ):
+        parser.add_argument(option, type=float, metavar=metavar, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,4 +45,5 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_config(args)
     options = {"as_json": args.json, "ranks": args.ranks, "sbatch": args.sbatch, "price": args.price}
-    return plan(args.config, config, args.places, **options, response_tokens=args.response_tokens)
+    talk = (args.turns, args.reply_tokens, args.answer_seconds)
+    return plan(args.config, config, args.places, **options, response_tokens=args.response_tokens, talk=talk)

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="show new lines, too, until the run ends")
     parser.add_argument("--rank", type=int, metavar="N", help="show the log of this rank")
     parser.add_argument("--attempt", type=int, metavar="N", help="show an earlier attempt (default: the newest)")
+    parser.add_argument("--served", action="store_true", help="show the log of the newest job of serve --slurm")
     parser.add_argument("--columns", action="store_true", help="explain the columns of the console, and end")
     parser.add_argument("--errors", action="store_true", help="show only the first traceback among all ranks")
 
@@ -42,6 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if args.run_dir is None:
         raise ValueError("which run? gspo-hpc logs RUN, such as gspo-hpc logs runs/tiny")
     require_path(args.run_dir, "run directory")
+    if args.served:
+        from gspo_hpc.launch.slurm import server_job
+
+        path = server_job.newest_log(args.run_dir)
+        for text in status.follow(path, forever=args.follow, done=lambda: not [*server_job.served(args.run_dir)]):
+            print(text, end="", flush=True)
+        return DONE
     if args.errors:
         if (found := status.first_error(args.run_dir, args.attempt)) is None:
             print(f"{args.run_dir}: no error: there is no traceback in the log of any rank")
