@@ -33,7 +33,7 @@ Numbers = list[float | None]  # None where a number was not finite
 class RecordedSample:
     """One completion. Lists have an entry for each of its tokens; they are None where nothing was computed.
 
-    `old_logprobs` is None in the first update of a rollout too, where the policy that it updates is the one that
+    `old_logprobs` may be None in the first update of a rollout too, where the policy that it updates is the one that
     sampled: all ratios are 1.
     """
 

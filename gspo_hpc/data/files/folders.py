@@ -139,7 +139,6 @@ def _by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     every = [path for path in every if not any(part.startswith(".") for part in path.relative_to(place).parts)]
     if not every:
         raise ValueError(f"{place} has no data files ({', '.join(DATA_FILES)}), and no {README} that names any")
-    _refuse_outside(folder, *every)
     found = [path for path in every if _tells(path.relative_to(place), _WORDS.get(split, (split,)))]
     if (
         not found
@@ -150,6 +149,7 @@ def _by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     if not found:
         some = ", ".join(path.relative_to(place).as_posix() for path in every[:5])
         raise ValueError(f"{place}: no file's name says that it is of the split {split!r}; there are: {some}")
+    _refuse_outside(folder, *found)
     return _of_one_kind(place, found)
 
 
@@ -199,7 +199,7 @@ def _refuse_outside(folder: Path, *paths: Path) -> None:
 
     The folder that is named may itself be a link.
     """
-    within = [folder.resolve(), *(place.resolve() / "blobs" for place in _repositories(folder))]
+    within = [folder.resolve(), *((place / "blobs").resolve() for place in _repositories(folder))]
     for path in paths:
         try:
             target = path.resolve()

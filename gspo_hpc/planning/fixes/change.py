@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -41,6 +43,8 @@ class Change:
         return distances.start(self.key, self.before)
 
     def __str__(self) -> str:
+        if isinstance(self.value, Mapping) and self.value:  # a shell would take its quotes and blanks away
+            return shlex.quote(f"{self.key}={json.dumps(dict(self.value))}")
         return f"{self.key}={written(self.value)}"
 
 

@@ -126,6 +126,10 @@ def test_blobs_of_the_same_repository_are_read_and_others_are_not(text: str | No
     (tmp_path / "named").symlink_to(snapshot)
     for folder in (snapshot, tmp_path / "named"):
         assert len(load_rows(f"{folder}:main/train", Data())) == 2
+    blobs = tmp_path / "datasets--acme--gsm" / "blobs"
+    blobs.rename(tmp_path / "larger")  # a disk with more room
+    blobs.symlink_to(tmp_path / "larger")
+    assert len(load_rows(f"{snapshot}:main/train", Data())) == 2
     other = tmp_path / "datasets--acme--other" / "blobs" / "1"
     other.parent.mkdir(parents=True)
     other.write_text(ROW)
@@ -230,3 +234,14 @@ def test_rows_that_are_nested_too_deeply_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 of 3 rows cannot be used") as caught:
         load_rows(path, Data())
     assert f"{path}:2: not JSON that can be read: it is nested too deeply" in str(caught.value)
+
+
+def test_a_link_of_another_split_is_not_looked_at(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "data", None)
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text(ROW)
+    (folder / "main" / "test-00000-of-00001.jsonl").unlink(missing_ok=True)
+    (folder / "main" / "test-00000-of-00001.jsonl").symlink_to(outside)
+    assert len(load_rows(f"{folder}:main/train", Data())) == 2
+    with pytest.raises(ValueError, match="leads out of"):
+        load_rows(f"{folder}:main/test", Data())

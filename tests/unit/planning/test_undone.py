@@ -7,6 +7,7 @@ offered, and one that takes more back than it must.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_mappings_are_taken_back(words: str) -> None:
     config, file = load(LARGE, [words]), load(LARGE)
     found = undone.find(Search(config, None, make_plan(config)), file)
     assert found is not None and str(found) == f"{words.partition('=')[0]}={{}}"
+
+
+def test_a_mapping_is_printed_as_a_shell_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(LARGE.read_text() + "\nslurm:\n  environment: {A: b c}\n")
+    config, file = load(path, ['slurm.environment={my-var: "1"}']), load(path)
+    found = undone.find(Search(config, None, make_plan(config)), file)
+    (word,) = shlex.split(str(found))
+    assert load(path, ["slurm.environment={}", word]).slurm.environment == {"A": "b c"}
 
 
 def test_arguments_of_the_engine_are_taken_back() -> None:
