@@ -142,8 +142,8 @@ def python_program(words: Sequence[str]) -> str | None:
     for number, word in enumerate(words):
         if number and words[number - 1] in modules.FLAGS and not _NO_PROGRAM.match(word):
             return word if modules.starts(words[: number - 1]) else None
-        if word.endswith(".py") and not word.startswith("-") and not set(word) & set("= "):
-            return word
+        if word.endswith(".py") and not word.startswith("-") and "=" not in word:
+            return word if " " not in word or modules.starts(words[:number]) else None
     return None
 
 

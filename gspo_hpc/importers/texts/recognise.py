@@ -168,9 +168,6 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
         raise SeveralRunsError(runs)
     (found,) = runs
     notes += (*script.told, *script.required)
-    if also := list(dict.fromkeys(beside)):
-        rest = f" and {len(also) - _MOST_TOLD} more" if len(also) > _MOST_TOLD else ""
-        notes.append(f"the script also starts {', '.join(also[:_MOST_TOLD])}{rest}, of which nothing is converted")
     flag = "" if found.source == "verl" else "--"
     notes += emptied.told(script.emptied, {**found.values, **found.launcher}, flag, text)
     if script.blanks:
@@ -195,7 +192,12 @@ def _followed(text: str, source: str | None, folder: Path, name: str, presumed: 
             values=found.values | more.values, notes=(*found.notes, line), left={**found.left, **more.left}
         )
     notes += _cut_off(found, script.commands)
-    possible, _ = _runs(Script(script.possible, []), source, folder, name, [], [])
+    perhaps: list[str] = []
+    possible, _ = _runs(Script(script.possible, []), source, folder, name, others, perhaps)
+    notes += _told_beside(
+        others, [*beside, *(f"{word} (if a condition holds)" for word in perhaps if word not in beside)]
+    )
+    notes += script.not_read[:_MOST_TOLD]
     found = found._replace(missed=script.missed, defaulted=script.defaulted, possible=(*found.possible, *possible))
     return found._replace(notes=(*found.notes, *notes))
 
@@ -250,6 +252,16 @@ def _nothing(text: str, others: Sequence[str], not_read: Sequence[str]) -> Value
     if not_read:
         return ValueError(f"no run of ms-swift, verl or TRL is recognised; {'; '.join(not_read[:_MOST_TOLD])}")
     return ValueError(f"no run of ms-swift, verl or TRL is recognised ({_ENTRIES}); name one with --from")
+
+
+def _told_beside(others: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return what else a script starts, of which nothing is converted: why it is no run, or the programs of `words`."""
+    told = list(dict.fromkeys(others))
+    named = [word for word in dict.fromkeys(words) if not any(line.startswith(word.split(" (")[0]) for line in told)]
+    if named:
+        rest = f" and {len(named) - _MOST_TOLD} more" if len(named) > _MOST_TOLD else ""
+        told.append(f"the script also starts {', '.join(named[:_MOST_TOLD])}{rest}, of which nothing is converted")
+    return told
 
 
 def _cut_off(found: Found, commands: list[Command]) -> Iterator[str]:

@@ -104,11 +104,12 @@ TRL = "train_grpo.py --num_generations 8 --max_steps 20 --learning_rate 1e-6 --b
     ("command", "named"),
     [
         ("python stage2.py --learning_rate 1e-5 --num_generations 4 --max_steps 4", "stage2.py"),
-        ("python train_grpo_stage2.py --cfg s2.json", "train_grpo_stage2.py"),
         ("python -m torch.distributed.run --nproc_per_node 8 stages/two.py", "stages/two.py"),
         ("accelerate launch --num_processes 8 -m stages.two --x 1", "stages.two"),
         ("srun python -m stages.two", "stages.two"),
         ("python a.py\npython b.py\npython c.py\npython a.py\npython d.py\npython e.py", "a.py, b.py, c.py and 2 more"),
+        ('python "my dir/stage2.py"', "my dir/stage2.py"),
+        ("[ -f done ] && python stage2.py", "stage2.py (if a condition holds)"),
         ("pip install trl\npython -m pip install x\ncp a.py b.py\npkill -f foo.py\necho c.py\ncat d.py", ""),
     ],
 )
@@ -116,3 +117,16 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
     for text in (f"python {TRL}\n{command}\n", f"{command}\npython {TRL}\n"):
         notes = [one for one in convert(text, gpus=8).assumed if "also starts" in one]
         assert notes == [f"the script also starts {named}, of which nothing is converted"] * bool(named)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("trl sft --model_name_or_path m", "trl sft"),
+        ("swift sft --model m", "swift sft is no reinforcement learning: convert reads swift rlhf"),
+        ("python train_grpo_stage2.py --cfg s2.json", "train_grpo_stage2.py is started without an argument of TRL"),
+        ("bash stage2.sh", "stage2.sh"),
+    ],
+)
+def test_why_another_command_is_no_run_is_told(command: str, told: str) -> None:
+    assert any(told in one for one in convert(f"python {TRL}\n{command}\n", gpus=8).assumed)
