@@ -25,7 +25,7 @@ from gspo_hpc.config.section import as_dict, describe
 from gspo_hpc.system.text import near_miss, nearest
 
 _FORM = "write section.key=value, such as run.max_steps=10"
-_SLIP = 0.75  # similarity of a key and its misspelling, among all keys of all sections
+_SLIP, _LETTERS = 0.75, 2  # similarity of a key and its misspelling among all keys, and how many letters it may lack
 
 
 class ConfigError(ValueError):
@@ -235,7 +235,8 @@ def _meant(name: str) -> str:
         return f"write {' or '.join(own)}"
     if ours := here(name):
         return f"here it is {ours}"
-    near = nearest(name, keys, cutoff=_SLIP)
+    slips = [key for key in keys if abs(len(key) - len(name)) <= _LETTERS and name not in Config.model_fields]
+    near = nearest(name, slips, cutoff=_SLIP)
     return _FORM if near is None else f"write section.key=value; nearest: {' or '.join(keys[near])}"
 
 

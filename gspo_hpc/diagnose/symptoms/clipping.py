@@ -10,6 +10,7 @@ from gspo_hpc.config.constants import OVERCLIPPED
 from gspo_hpc.config.derived import (
     every_ratio_is_one,
     old_logprobs_are_the_engines,
+    older_weights_sample,
     rewards_count,
     updates_per_rollout,
 )
@@ -87,7 +88,8 @@ def overclipping(run: Evidence) -> Finding | None:
     low, high = min(_WIDEST, wider * clip.clip_low), wider * clip.clip_high  # on both sides, or one clips all the same
     settings = [f"algorithm.clip_low={low:.2g} algorithm.clip_high={high:.2g}"]
     settings += _fewer_updates(run, later)
-    settings.append(f"optimizer.lr={config.optimizer.lr / wider:.2g}")
+    if updates_per_rollout(config.batch) > 1 or older_weights_sample(config):  # else no update made the distance
+        settings.append(f"optimizer.lr={config.optimizer.lr / wider:.2g}")
     settings += _newer(run)
     if old_logprobs_are_the_engines(config):
         cause = "the policy that is updated is far from what sampled: from older weights, or from the engine's numbers"

@@ -530,7 +530,14 @@ def test_older_weights_can_leave_the_clip_range_in_the_only_update(rollout: dict
     (found,) = [one for one in find(run) if one.name == "overclipping"]
     assert found.evidence[0].startswith("70 % of the ratios were clipped, steps"), found.evidence
     assert setting in found.settings and not any("steps_per_generation" in one for one in found.settings)
-    assert "older weights" in found.cause
+    assert "older weights" in found.cause and any("optimizer.lr" in one for one in found.settings)
+    alone = evidence(
+        lambda s: {"update": 0, "clip_fraction": 0.7},
+        batch={"steps_per_generation": 1},
+        algorithm={"correction": "bypass"},
+    )
+    (found,) = [one for one in find(alone) if one.name == "overclipping"]
+    assert found.settings and not any("optimizer.lr" in one for one in found.settings), "no update made the distance"
 
 
 @pytest.mark.parametrize(
