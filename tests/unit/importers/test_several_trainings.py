@@ -110,10 +110,8 @@ TRL = "train_grpo.py --num_generations 8 --max_steps 20 --learning_rate 1e-6 --b
         ("python a.py\npython b.py\npython c.py\npython a.py\npython d.py\npython e.py", "a.py, b.py, c.py and 2 more"),
         ('python "my dir/stage2.py"', "my dir/stage2.py"),
         ("[ -f done ] && python stage2.py", "stage2.py (if a condition holds)"),
-        (
-            "pip install trl\npython -m pip install x\ncp a.py b.py\npkill -f foo.py\nwget http://x/y.py\ncode a.py\necho c.py\ncat d.py",
-            "",
-        ),
+        ("pip install trl\npython -m pip install x\ncp a.py b.py\npkill -f foo.py\necho c.py\ncat d.py", ""),
+        ("wget http://x/y.py\ncode a.py", ""),
     ],
 )
 def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
