@@ -27,11 +27,9 @@ SHARED = ("gloo", "engine", "run", "slurm")  # tiers whose tests stay on one wor
 ALONE = (
     *(f"tests/gloo/test_{name}.py" for name in ("dry_run", "smollm2", "stage_shapes")),
     *(f"tests/run/test_{name}.py" for name in ("begun_anew", "failed_starts", "failing_rank", "listeners", "mixture")),
-    *(
-        f"tests/run/test_{name}.py"
-        for name in ("judge", "notebook", "quickstart_page", "random_judge", "server", "task_page")
-    ),
-    "tests/run/test_starter.py",
+    *(f"tests/run/test_{name}.py" for name in ("judge", "notebook", "quickstart_page", "random_judge", "server")),
+    *(f"tests/run/test_{name}.py" for name in ("dynamic_sampling", "environment", "mismatch", "partial_rollouts")),
+    *(f"tests/run/test_{name}.py" for name in ("retired_prompts", "sources", "starter", "task_page", "teacher")),
 )
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
