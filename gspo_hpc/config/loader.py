@@ -235,8 +235,8 @@ def _meant(name: str) -> str:
         return f"write {' or '.join(own)}"
     if ours := here(name):
         return f"here it is {ours}"
-    slips = [key for key in keys if abs(len(key) - len(name)) <= _LETTERS and name not in Config.model_fields]
-    near = nearest(name, slips, cutoff=_SLIP)
+    slips = [key for key in keys if abs(len(key) - len(name)) <= _LETTERS]
+    near = None if nearest(name, Config.model_fields, cutoff=_SLIP) else nearest(name, slips, cutoff=_SLIP)
     return _FORM if near is None else f"write section.key=value; nearest: {' or '.join(keys[near])}"
 
 

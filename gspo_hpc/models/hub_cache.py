@@ -26,7 +26,7 @@ class NotFetched(Exception):
 
 def snapshot(kind: Kind, repo: str, revision: str) -> Path:
     """Return the folder of a repository in the cache at the revision that was downloaded last; it may not exist."""
-    home = _cache() / f"{kind}s--{repo.replace('/', '--')}"
+    home = folder() / f"{kind}s--{repo.replace('/', '--')}"
     reference = home / "refs" / revision
     commit = reference.read_text("ascii").strip() if reference.is_file() else revision
     return home / "snapshots" / commit
@@ -49,7 +49,7 @@ def download(kind: Kind, repo: str, revision: str, patterns: Sequence[str]) -> P
         raise NotFetched(f"{type(error).__name__}: {first_line(str(error))}") from error
 
 
-def _cache() -> Path:
+def folder() -> Path:
     """Return the folder that huggingface_hub downloads into."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()

@@ -9,6 +9,7 @@ split at the top of its README.md, or the names of its files say so. No numpy, f
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config import yaml_text
 from gspo_hpc.data.files.formats import DATA_FILES, kind
+from gspo_hpc.models import hub_cache
 from gspo_hpc.system.text import near_miss, parse_json, shortened
 
 README = "README.md"
@@ -199,7 +201,7 @@ def _refuse_outside(folder: Path, *paths: Path) -> None:
 
     The folder that is named may itself be a link.
     """
-    within = [folder.resolve(), *((place / "blobs").resolve() for place in _repositories(folder))]
+    within = [folder.resolve(), *_blobs(folder)]
     for path in paths:
         try:
             target = path.resolve()
@@ -209,6 +211,15 @@ def _refuse_outside(folder: Path, *paths: Path) -> None:
             raise ValueError(
                 f"{path} leads out of {folder}, to {target}: put a copy in its place, or name that as data"
             )
+
+
+def _blobs(folder: Path) -> list[Path]:
+    """Return where the blobs of a folder's repository are. In the user's own cache they may be on another disk."""
+    found = [place.resolve() / "blobs" for place in _repositories(folder)]
+    with contextlib.suppress(OSError, RuntimeError):  # links in a circle
+        cache = hub_cache.folder().resolve()
+        found += [blobs.resolve() for blobs in found if blobs.is_relative_to(cache)]
+    return found
 
 
 def _repositories(folder: Path) -> list[Path]:

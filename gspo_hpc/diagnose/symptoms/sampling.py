@@ -36,7 +36,10 @@ def zero_variance_groups(run: Evidence) -> Finding | None:
     empty = sum(1 for record in run.recent if record.get("empty"))
     nothing = f"; {empty} of {len(points)} steps had nothing to learn from" if empty else ""
     narrow = _narrow_sampling(run.config.rollout)
-    replaced = () if narrow or run.config.rollout.dynamic_sampling else ("rollout.dynamic_sampling=true",)
+    # Where every reward is the same, no group has a signal, and to draw others would not end.
+    spread = any(value > 0.0 for _, value in run.points("reward_std", run.recent)) or not run.points("reward_std")
+    offered = spread and not narrow and not run.config.rollout.dynamic_sampling
+    replaced = ("rollout.dynamic_sampling=true",) if offered else ()
     return Finding(
         (
             f"in {percent(share)} of the groups ({count} of {total}, {span(points)}) all completions have the same "

@@ -29,16 +29,13 @@ _VERLS_ENTRY = re.compile(
 # Commands that a file of a run is an argument of, and that do not start it.
 TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
-    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps".split()
+    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps "
+    "wget curl code dos2unix".split()
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 # Launchers, behind which the program is, and modules that prepare something for Python.
 _NO_PROGRAM = re.compile(r"(torch\.distributed|accelerate|deepspeed)\.|(pip|venv|ensurepip|compileall)$")
-# Programs that run what stands behind them.
-_WRAPPERS = set(
-    "srun mpirun mpiexec nohup env time exec sudo timeout nice xargs pdsh uv ray poetry conda bash sh".split()
-)
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
 _INSISTED = (
@@ -147,8 +144,7 @@ def python_program(words: Sequence[str]) -> str | None:
         if number and words[number - 1] in modules.FLAGS and not _NO_PROGRAM.match(word):
             return word if modules.starts(words[: number - 1]) else None
         if word.endswith(".py") and not word.startswith("-") and "=" not in word:
-            started = not number or modules.starts(words[:number]) or os.path.basename(words[0]) in _WRAPPERS
-            return word if started else None
+            return word if " " not in word or modules.starts(words[:number]) else None
     return None
 
 

@@ -44,7 +44,7 @@ class Change:
 
     def __str__(self) -> str:
         if isinstance(self.value, Mapping) and self.value:  # a shell would take its quotes and blanks away
-            return shlex.quote(f"{self.key}={json.dumps(dict(self.value))}")
+            return shlex.quote(f"{self.key}={json.dumps(dict(self.value), ensure_ascii=False)}")
         return f"{self.key}={written(self.value)}"
 
 

@@ -258,7 +258,10 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("interval=8", "is not a setting; write checkpoint.interval or eval.interval"),
         ("nothing=8", "write section.key=value"),
         ("temprature=1", "is not a setting; write section.key=value; nearest: rollout.temperature or eval.temperature"),
-        *((f"{name}=8", "is not a setting; write section.key=value, such") for name in ("model", "loss", "steps")),
+        *(
+            (f"{name}=8", "is not a setting; write section.key=value, such")
+            for name in ("model", "models", "modell", "loss", "steps")
+        ),
         ("batch_size=8", "is not a setting; write section.key=value, such"),
         ("max_step=8", "is not a setting; write section.key=value; nearest: run.max_steps"),
         ("batch.global_batch_size", "write section.key=value"),

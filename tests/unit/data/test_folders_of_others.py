@@ -121,7 +121,9 @@ def cached(home: Path, source: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", [CONFIGS, None])
-def test_blobs_of_the_same_repository_are_read_and_others_are_not(text: str | None, tmp_path: Path) -> None:
+def test_blobs_of_the_same_repository_are_read_and_others_are_not(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = cached(tmp_path / "datasets--acme--gsm", repository(tmp_path / "source", text))
     (tmp_path / "named").symlink_to(snapshot)
     for folder in (snapshot, tmp_path / "named"):
@@ -129,7 +131,17 @@ def test_blobs_of_the_same_repository_are_read_and_others_are_not(text: str | No
     blobs = tmp_path / "datasets--acme--gsm" / "blobs"
     blobs.rename(tmp_path / "larger")  # a disk with more room
     blobs.symlink_to(tmp_path / "larger")
+    with pytest.raises(ValueError, match="leads out of"):  # of another's making, it would lead anywhere
+        load_rows(f"{snapshot}:main/train", Data())
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # the user's own cache
     assert len(load_rows(f"{snapshot}:main/train", Data())) == 2
+    monkeypatch.delenv("HF_HUB_CACHE")
+    blobs.unlink()
+    blobs.symlink_to(blobs)
+    with pytest.raises(ValueError, match=r"leads out of|cannot be read|no data files"):
+        load_rows(f"{snapshot}:main/train", Data())
+    blobs.unlink()
+    (tmp_path / "larger").rename(blobs)
     other = tmp_path / "datasets--acme--other" / "blobs" / "1"
     other.parent.mkdir(parents=True)
     other.write_text(ROW)

@@ -244,8 +244,9 @@ def test_a_torch_without_cuda_on_gpus() -> None:
     config = loader.load(None, ["cluster.platform=cuda", "model.layers=transformer_engine"])
     checks = {one.check: one for one in versions.findings(config)}
     assert checks["torch build"].state == "fail" and "without CUDA" in checks["torch build"].finding
-    assert checks["transformer-engine"].state == "fail"
-    assert checks["vllm"].state == "fail" and ">=0.22,<0.34" in checks["vllm"].finding
+    missing = checks["packages"]  # one line for all, because one command installs them
+    assert missing.state == "fail" and "transformer-engine" in missing.finding and "vllm>=0.22,<0.34" in missing.finding
+    assert missing.fix.startswith("pip install ") and missing.fix.endswith("[gpu]'")
 
 
 def test_what_only_ranks_have_is_not_missed_here() -> None:

@@ -220,6 +220,17 @@ def test_every_command_is_in_the_readme() -> None:
     assert named - {"COMMAND"} == set(command_line.COMMANDS)
 
 
+def test_the_page_on_security_names_every_setting_that_names_code() -> None:
+    """Settings say path/to/file.py in the reference; those of lists and mappings, and of Slurm and vLLM, stand here."""
+    reference = (pages.PROJECT / "docs" / "reference.md").read_text()
+    keys = set(re.findall(r"(?m)^- \*\*`([\w.]+)`\*\*.*path/to/file\.py", reference))
+    assert {"algorithm.name", "environment.name", "tracking.observers"} <= keys
+    keys |= {"reward.functions", "data.sources", "environment.tools", "rollout.engine", "slurm.environment"}
+    text = (pages.PROJECT / "SECURITY.md").read_text()
+    table = text[text.index("### Settings that name code") :].split("\n\n")[1]
+    assert {key for key in keys if f"`{key}`" not in table} == set()
+
+
 def test_planted_items_and_files_are_found(tmp_path: Path) -> None:
     assert other_names("Graders and `grader`, and the mend.") == ["Graders", "mend"]
     assert run_on("- **A.** b\n- **C.** d\nand e. - **F.** g\n") == [". - **F.** g"]
