@@ -13,7 +13,7 @@ Steps that are done already are not repeated, and a run that was stopped resumes
   --config   smollm2  SmolLM2-135M-Instruct learns to add numbers up to 20 (default)
              tiny     a model of 0.4 million parameters learns to carry; much shorter
              guess    the same model learns a guessing game, a conversation
-             calculator  it learns to ask a calculator and to say what it is told
+             calculator  it begins to learn to say what a calculator tells it
              docs/results.md says how long the training took
   --steps    optimizer steps (default: as in the config); with more steps a finished run continues
   --run-dir  the run directory (default: runs/smollm2_cpu or runs/tiny_cpu in the project)
