@@ -18,7 +18,7 @@ usage: bash tools/lanes.sh vllm|torch|transformer-engine|resolve|evaluators [VER
   transformer-engine  the calls of Transformer Engine against its sources (default: ${ENGINE[*]})
   resolve             the pinned sets for GPUs in tools/requirements/gpu, by the metadata of every package; UPDATE=1
                       resolves them anew around their versions of vLLM, torch, megatron-core and Transformer Engine
-  evaluators          lm-eval and Inspect, in an environment of their own, against `gspo-hpc serve` (docs/evaluation.md)
+  evaluators          lm-eval and Inspect, in an environment of their own, against gspo-hpc serve (docs/evaluation.md)
 
 Each lane fetches what it needs into .cache/lanes, once, and runs its tests once for each version. The lane torch
 needs 4 to 5 GiB for each of its versions, evaluators one GiB, the others some ten megabytes. For example:

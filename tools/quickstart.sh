@@ -5,14 +5,16 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/quickstart.sh [--config smollm2|tiny] [--steps N] [--run-dir DIR] [key=value ...]
+usage: bash tools/quickstart.sh [--config NAME] [--steps N] [--run-dir DIR] [key=value ...]
 
 Sets up the environment, prepares model and data, trains with GSPO, writes a report and says what the model learned.
 Steps that are done already are not repeated, and a run that was stopped resumes where it stopped.
 
   --config   smollm2  SmolLM2-135M-Instruct learns to add numbers up to 20 (default)
              tiny     a model of 0.4 million parameters learns to carry; much shorter
-             docs/results.md says how long the training of both took
+             guess    the same model learns a guessing game, a conversation
+             calculator  it begins to learn to say what a calculator tells it
+             docs/results.md says how long the training took
   --steps    optimizer steps (default: as in the config); with more steps a finished run continues
   --run-dir  the run directory (default: runs/smollm2_cpu or runs/tiny_cpu in the project)
   key=value  any other setting of the run, as in `gspo-hpc train`
@@ -46,7 +48,9 @@ done
 case "$CONFIG" in
     smollm2) MODEL=smollm2-135m-instruct DATA=sum20 ;;
     tiny) MODEL=tiny/model DATA=tiny/data ;;
-    *) die "quickstart: --config is '$CONFIG'; allowed: smollm2, tiny" ;;
+    guess) MODEL=tiny/model DATA=guess ;;
+    calculator) MODEL=tiny/model DATA=tiny/data ;;
+    *) die "quickstart: --config is '$CONFIG'; allowed: smollm2, tiny, guess, calculator" ;;
 esac
 CACHE="$(realpath -m -- "$CACHE")"
 cd "$PROJECT" # the paths in configs/ are relative to it
@@ -59,8 +63,9 @@ bash tools/setup_env.sh
 GSPO="$VENV/bin/gspo-hpc"
 
 say "model and data in $CACHE"
-if [ "$CONFIG" = tiny ]; then
+if [ "$CONFIG" != smollm2 ]; then
     "$PYTHON" tools/make_tiny_model.py --out "$CACHE/tiny"
+    [ "$CONFIG" != guess ] || [ -f "$CACHE/$DATA/eval.jsonl" ] || "$PYTHON" tools/make_games.py --out "$CACHE/$DATA"
 else
     "$PYTHON" tools/prepare_smollm2.py --out "$CACHE/$MODEL"
     [ -f "$CACHE/$DATA/eval.jsonl" ] || "$PYTHON" tools/make_arithmetic.py --out "$CACHE/$DATA" --kind "$DATA"

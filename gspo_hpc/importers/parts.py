@@ -249,8 +249,8 @@ def _labels(files: Sequence[str]) -> list[str]:
     """Return a name for each file, all different: that of the file, without what a name of a source may not have."""
     found: list[str] = []
     for file in files:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", PurePath(file.split("#")[0]).name.partition(".")[0])
-        label = re.sub(r"^[^A-Za-z0-9]+", "", stem)[:36] or "data"
+        stem = PurePath(file.split("#")[0]).name.partition(".")[0]
+        label = schema.run_name(stem, 36) or "data"
         same = sum(one == label or re.fullmatch(rf"{re.escape(label)}-\d+", one) is not None for one in found)
         found.append(f"{label}-{same + 1}" if same else label)
     return found

@@ -6,9 +6,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gspo_hpc.rewards.builtin import number_match
+from gspo_hpc.rewards.catalogue import field_of
+from gspo_hpc.rewards.environments.calculator import calculator
 from gspo_hpc.rewards.environments.verifiers import Verifiers
 
 _NUMBER = re.compile(r"\d{1,18}")
+_OPERATION = re.compile(r"\d[\s)]*[-+*/×÷]+[\s(]*\d")
+_RUN = re.compile(r"[\d .,()+\-*/×÷]+")
 
 
 class GuessNumber:
@@ -47,4 +52,42 @@ class GuessNumber:
         return {"reply": reply, "reward": near - paid, "state": {"number": number, "paid": near}}
 
 
-TASKS: dict[str, Callable[..., Any]] = {"guess_number": GuessNumber, "verifiers": Verifiers}
+class Calculator:
+    """A question whose answer is a number is to be answered with the help of a calculator.
+
+    A message with a calculation in it, such as `12 * 34`, asks the calculator, which computes the first one; what else
+    the message says does not count. A message without one is the answer, with which the conversation is over: the
+    reward is 1 if its last number is that of the row's field `answer`. While there is no right answer, a calculation
+    whose value is right is worth `hint`, once.
+    """
+
+    def __init__(self, answer: str = "answer", hint: float = 0.0) -> None:
+        """Take the name of the field with the right answer."""
+        self._answer, self._hint = answer, hint
+
+    def reset(self, fields: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Keep the right answer."""
+        return {"answer": field_of(fields, self._answer), "paid": 0.0}
+
+    def step(self, state: dict[str, Any], message: str) -> dict[str, Any]:
+        """Compute, or grade the answer."""
+        right, paid = {"answer": state["answer"]}, state["paid"]
+        if (calculation := _calculation(message)) is None:
+            return {"reward": max(0.0, number_match(message, prompt="", fields=right) - paid), "over": True}
+        try:
+            value = calculator(calculation)
+        except (ValueError, ArithmeticError) as error:
+            return {"reply": f"Error: {error}"}
+        earned = max(0.0, self._hint * number_match(value, prompt="", fields=right) - paid)
+        return {"reply": value, "reward": earned, "state": state | {"paid": paid + earned}}
+
+
+def _calculation(message: str) -> str | None:
+    """Return the first calculation of a message, without the commas of its numbers; None where there is none."""
+    for found in _RUN.findall(message):
+        if _OPERATION.search(found):
+            return str(found).replace(",", "").strip(" .")
+    return None
+
+
+TASKS: dict[str, Callable[..., Any]] = {"calculator": Calculator, "guess_number": GuessNumber, "verifiers": Verifiers}

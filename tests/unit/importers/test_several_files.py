@@ -32,7 +32,7 @@ def listed(found: Converted, name: str) -> list[str]:
 @pytest.mark.parametrize("run", [RUN, MEGATRON])
 def test_several_files_are_sources(run: str) -> None:
     found = convert(f"{run} --dataset data/a.jsonl#1000 org/name:b.parquet data/c.csv#20", gpus=1)
-    expected = [("a", "data/a.jsonl#1000", None), ("name_b", "org/name:b.parquet", None), ("c", "data/c.csv#20", None)]
+    expected = [("a", "data/a.jsonl#1000", None), ("name-b", "org/name:b.parquet", None), ("c", "data/c.csv#20", None)]
     assert sources(found) == expected and found.config.data.train is None
     assert listed(found, "dataset") == ["carried"]
     assert "data.train" not in found.text and "repeats rows there, and is an error here" in found.text
@@ -63,7 +63,7 @@ def test_chances_are_weights() -> None:
 def test_names_are_those_of_files_and_differ() -> None:
     files = "x/train.jsonl y/train.jsonl 'z/_my data.v2.jsonl' /w/train.jsonl#5 ü.jsonl"
     found = convert(f"{RUN} --dataset {files}", gpus=1)
-    assert [one.name for one in found.config.data.sources] == ["train", "train-2", "my_data", "train-3", "data"]
+    assert [one.name for one in found.config.data.sources] == ["train", "train-2", "my-data", "train-3", "data"]
     assert loader.from_dict({"data": {"sources": [one.model_dump() for one in found.config.data.sources]}})
 
 

@@ -17,7 +17,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import checks, preflight
 from gspo_hpc.rewards.environments import registry
 from gspo_hpc.rewards.environments.protocol import MOST_STATE, plain, turn_of
-from gspo_hpc.rewards.environments.tasks import GuessNumber
+from gspo_hpc.rewards.environments.tasks import Calculator, GuessNumber
 from gspo_hpc.rewards.environments.turns import asked, turn_pool
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.runs import snapshot
@@ -185,3 +185,50 @@ def test_guesses() -> None:
     assert right["over"] and right["reward"] + high["reward"] + low["reward"] == pytest.approx(1.0)
     with pytest.raises(ValueError, match="low must be below high"):
         GuessNumber(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "value"),
+    [
+        ("47 * 83", "3901"),
+        ("47 × 83 = 12,345.", "3901"),  # the model's own result does not count
+        ("I ask for 1,200 + 3. And 2 + 2?", "1203"),
+        ("(2+3)*4=?", "20"),
+        ("1/0", "Error: division by zero"),
+        ("1. 47*83", "Error: this is no arithmetic expression"),
+    ],
+)
+def test_a_message_with_a_calculation_is_computed(message: str, value: str) -> None:
+    game = Calculator()
+    found = game.step(game.reset({"answer": 7}, 1), message)
+    assert (found["reply"], found.get("over", False)) == (value, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "reward"),
+    [("3901", 1.0), ("It is 3,901.", 1.0), ("3901 or 5", 0.0), ("-3901", 0.0), ("none", 0.0), ("", 0.0)],
+)
+def test_a_message_without_one_is_the_answer(message: str, reward: float) -> None:
+    game = Calculator("product")
+    assert game.step(game.reset({"product": "3901"}, 1), message) == {"reward": reward, "over": True}
+
+
+def test_the_hint_is_paid_once_and_is_part_of_the_reward() -> None:
+    game = Calculator(hint=0.3)
+    state = game.reset({"answer": 12}, 1)
+    wrong = game.step(state, "3 + 4")
+    assert wrong["reward"] == 0.0
+    right = game.step(wrong["state"], "3 * 4")
+    assert right["reward"] == pytest.approx(0.3)
+    again = game.step(right["state"], "6 + 6")
+    assert again["reward"] == 0.0
+    assert game.step(again["state"], "12")["reward"] == pytest.approx(0.7)
+    assert game.step(again["state"], "13")["reward"] == 0.0
+    with pytest.raises(ValueError, match="no_such"):
+        Calculator("no_such").reset({"answer": 12}, 1)
+
+
+@pytest.mark.parametrize("text", ["(" * 200_000, "1+" * 100_000, "9 " * 100_000, "." * 200_000 + "1+1"])
+def test_a_long_message_takes_no_time_beyond_its_length(text: str) -> None:
+    game = Calculator()
+    assert set(game.step(game.reset({"answer": 1}, 1), text)) <= {"reply", "reward", "over", "state"}
