@@ -54,6 +54,8 @@ def plan(
     check_positive("--response-tokens", response_tokens)
     for option, value in zip(TALK, talk, strict=True):
         check_positive(option, value)
+    if talk[0] is not None and talk[0] < 1.0:
+        raise ValueError(f"{TALK[0]} {talk[0]:g} must be at least 1: a conversation has a message of the model")
     config = _with_cached_files(config)
     rows = preflight.rows(config, WHOLE_FILE_BYTES)
     found = make_plan(config, rows)

@@ -237,6 +237,10 @@ def sources(draft: Draft, name: str, shares: str) -> bool:
         for source, weight in zip(made, weights, strict=False):
             source["weight"] = yaml_value(weight)
         draft.credit("data.sources", shares)
+        draft.differs.append(
+            f"{shares}: an epoch ends there where the first file is used up (stopping_strategy first_exhausted); here "
+            "max_epochs counts all rows of all files: give run.max_steps"
+        )
     unset = next(filter(is_unset, files), None)
     draft.put("data.sources", made, name) if unset is None else draft.keep("data.sources", name, unset)
     draft.settings["data.sources"] = (made, draft.settings["data.sources"][1])  # of all files, also where one is unset

@@ -118,5 +118,6 @@ def test_the_page_says_what_it_supposes(tmp_path: Path, monkeypatch: pytest.Monk
     assert "--answer-seconds change nothing: completions are no conversations" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert main([*command, "--turns", "0"]) == 2
+    for few in ("0", "0.5"):
+        assert main([*command, "--turns", few]) == 2
     assert "--turns 0" in capsys.readouterr().err
