@@ -228,19 +228,15 @@ def sources(draft: Draft, name: str, shares: str) -> bool:
     if not several or not all(map(is_data_file, files)):
         draft.drop(shares, "it is of several files that can be read here")
         return False
-    made: list[dict[str, Any]] = [
-        {"name": label, "files": file} for label, file in zip(_labels(files), files, strict=True)
-    ]
+    pairs = zip(_labels(files), files, strict=True)
+    made: list[dict[str, Any]] = [{"name": label, "files": file} for label, file in pairs]
     if weights := draft.texts(shares, known=True):
         if len(weights) != len(files):
             draft.wrong(shares, f"has {len(weights)} values for {len(files)} data sets")
         for source, weight in zip(made, weights, strict=False):
             source["weight"] = yaml_value(weight)
         draft.credit("data.sources", shares)
-        draft.differs.append(
-            f"{shares}: an epoch ends there where the first file is used up (stopping_strategy first_exhausted); here "
-            "max_epochs counts all rows of all files: give run.max_steps"
-        )
+        draft.differs.append(f"{shares}: an epoch ends with the first file there (first_exhausted): give run.max_steps")
     unset = next(filter(is_unset, files), None)
     draft.put("data.sources", made, name) if unset is None else draft.keep("data.sources", name, unset)
     draft.settings["data.sources"] = (made, draft.settings["data.sources"][1])  # of all files, also where one is unset
