@@ -56,8 +56,8 @@ DEVICES: dict[str, Device] = {
     )
 }
 # Cards that people have and that nobody is advised to buy: estimates know them, and no fix proposes them. Operations
-# are those with sums in float32. Of those in the second list large products are taken to reach four fifths of them, for
-# want of measurements, as is V100; of cards with NVL in their names, as much as H100-PCIe does. Of T4 it is half: its 70 W
+# are those with sums in float32. On V100 and the cards of the second list large products are taken to reach four fifths
+# of them, for want of measurements; on cards with NVL in their names as much as on H100-PCIe; on T4 half, because 70 W
 # do not hold the clock that its data sheet counts with. Bridges of NVLink are not counted on for A100-PCIe: most
 # machines with it have none.
 OWNED: dict[str, Device] = {

@@ -73,6 +73,6 @@ def _before_turing(plan: PlanBuilder) -> Iterator[str]:
     if found is not None and found[1] < (7, 5):
         name, (major, minor) = found
         yield (
-            f"cluster.gpu {name} can be planned, but nothing runs on it: it has compute capability {major}.{minor}, and "
-            "vLLM from 0.21 on and torch from 2.11 on have kernels for 7.5 (T4) and newer ones"
+            f"cluster.gpu {name} can be planned, but nothing runs on it: it has compute capability {major}.{minor}, "
+            "and vLLM from 0.21 on and torch from 2.11 on have kernels for 7.5 (T4) and newer ones"
         )
