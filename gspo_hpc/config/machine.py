@@ -72,7 +72,7 @@ class Model(Section):
     layers: Literal["auto", "torch", "transformer_engine"] = key(
         "auto",
         "The library that computes layers: torch needs no other package; auto takes Transformer Engine if it is "
-        "installed and there are GPUs.",
+        "installed and there are GPUs from Ampere on.",
     )
     attention_backend: Literal["auto", "flash", "fused", "unfused"] = key(
         "auto",

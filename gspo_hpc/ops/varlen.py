@@ -3,8 +3,8 @@
 Shapes and lanes are those of :mod:`gspo_hpc.ops.attention`; Lq and Lk are the queries and keys of all N lanes together.
 A lane is a sequence of its own to the kernel: its queries are the lane's tokens, its keys those of its prefix and its
 own, and the last query sees the last key. Keys and values of a prefix are gathered once for each lane that sees it,
-which costs memory, but keys and values have few heads. The kernel is torch's (FlashAttention, 16 bit, GPUs only), or
-another one with the same signature.
+which costs memory, but keys and values have few heads. The kernel is torch's (FlashAttention, 16 bit, on GPUs from
+Ampere on), or another one with the same signature.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, lanes: Sequences, scale: float
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if torch has a kernel for this: on GPUs, in 16 bit, from torch 2.11 on."""
+    """Return True if torch has a kernel for this: on GPUs from Ampere on, in 16 bit, from torch 2.11 on."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):  # FlashAttention refuses them when it is called
         return False
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -84,7 +84,10 @@ def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
     if not config.run.deterministic:
         yield "engines add in an order that depends on what else is in the batch", "run.deterministic=true"
     else:  # what is left then
-        yield from _of_head(config)
+        if (found := devices.before_ampere(config.cluster)) is not None:
+            yield f"vLLM's batch-invariant kernels need GPUs of compute capability 8.0, and {found[0]} is older", ""
+        else:
+            yield from _of_head(config)
         if trains_adapters(config) and config.adapter.engine == "adapters":
             why = "vLLM up to 0.29 at least adds up what adapters give in an order that depends on the batch"
             yield why, "adapter.engine=merged"

@@ -125,6 +125,7 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         padded = -(-vocabulary // tp) * tp
         yield f"vocab_size ({vocabulary}) is padded to {padded} rows, a multiple of tensor_model_parallel_size ({tp})."
     yield from _other_bytes(plan)
+    yield from _older_kernels(plan)
     yield from objective.notes(plan.config)
     yield from _dynamic_sampling(plan)
     yield from _retirement(plan)
@@ -145,6 +146,25 @@ def _other_bytes(plan: PlanBuilder) -> Iterator[str]:
             f"{' and '.join(given)} {verb} not counted: memory and time of generation are those of weights and a cache "
             f"in {dtype}, so an engine may hold more tokens than this plan says, and take less time for each."
         )
+
+
+def _older_kernels(plan: PlanBuilder) -> Iterator[str]:
+    """Yield that GPUs before Ampere compute attention by other kernels than those that estimates count with."""
+    if plan.config.cluster.gpu is None:
+        return
+    from gspo_hpc.planning.estimates import devices  # only here: most plans name newer GPUs, or none
+
+    if (found := devices.before_ampere(plan.config.cluster)) is not None:
+        name, (major, minor) = found
+        yield (
+            f"FlashAttention needs GPUs of compute capability 8.0 or newer, and {name} has {major}.{minor}: engines "
+            "take vLLM's attention in Triton, the trainer torch's, and this plan counts neither as slower."
+        )
+        if plan.config.model.dtype == "float32":
+            yield (
+                f"The update in float32 is timed as if it were in 16 bits; {name} multiplies eight times as fast in "
+                "these."
+            )
 
 
 def _positions_of_versions(plan: PlanBuilder) -> Iterator[str]:

@@ -174,7 +174,8 @@ def uses_transformer_engine(config: Config) -> bool:
     """Return True if the model is built of Transformer Engine's layers; ValueError where it must be and cannot.
 
     In float32 it is only if that is asked for: the attention that Transformer Engine has for it keeps all scores. With
-    adapters it is not: its layers fuse a norm with the matrix product, whose input an adapter needs.
+    adapters it is not: its layers fuse a norm with the matrix product, whose input an adapter needs. Nor is it on GPUs
+    before Ampere, for which it has no attention on packed samples.
     """
     wanted, cuda = config.model.layers, config.cluster.platform == "cuda"
     there = cuda and importlib.util.find_spec("transformer_engine") is not None
@@ -185,8 +186,12 @@ def uses_transformer_engine(config: Config) -> bool:
         raise ValueError("model.layers: transformer_engine has no adapters: give model.layers=torch")
     if config.model.fp8 and (wanted == "torch" or not there):
         raise ValueError("model.fp8 needs the layers of Transformer Engine: install it, and leave model.layers at auto")
-    plain = config.model.dtype == "float32" or config.adapter.type is not None
+    plain = config.model.dtype == "float32" or config.adapter.type is not None or (there and _is_before_ampere())
     return there and wanted != "torch" and (wanted == "transformer_engine" or not plain)
+
+
+def _is_before_ampere() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
 
 
 def layer_spec(arch: Architecture, has_experts: bool, fused: bool, norm: type[RMSNorm] = RMSNorm) -> ModuleSpec:

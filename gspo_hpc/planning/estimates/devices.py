@@ -56,9 +56,10 @@ DEVICES: dict[str, Device] = {
     )
 }
 # Cards that people have and that nobody is advised to buy: estimates know them, and no fix proposes them. Operations
-# are those with sums in float32. Of those in the second list large products are taken to reach four fifths of them, for
-# want of measurements; of cards with NVL in their names, as much as H100-PCIe does. Bridges of NVLink are not counted
-# on for A100-PCIe: most machines with it have none.
+# are those with sums in float32. On V100 and the cards of the second list large products are taken to reach four fifths
+# of them, for want of measurements; on cards with NVL in their names as much as on H100-PCIe; on T4 half, because 70 W
+# do not hold the clock that its data sheet counts with. Bridges of NVLink are not counted on for A100-PCIe: most
+# machines with it have none.
 OWNED: dict[str, Device] = {
     device.name: device
     for device in (
@@ -67,6 +68,9 @@ OWNED: dict[str, Device] = {
         Device("H100-NVL-94GB", int(93.1 * GIB), 835e12, 480e12, 3.9e12, 300e9, 50e9, 50e9),
         Device("H200-NVL-141GB", int(139.8 * GIB), 835e12, 480e12, 4.8e12, 450e9, 50e9, 50e9),
         Device("GH200-144GB", int(142.0 * GIB), 989e12, 680e12, 4.9e12, 450e9, 25e9, 200e9, 2.0),
+        Device("V100-16GB", int(15.7 * GIB), 125e12, 100e12, 0.9e12, 150e9, 12.5e9, 12.5e9),
+        Device("V100-32GB", int(31.7 * GIB), 125e12, 100e12, 0.9e12, 150e9, 12.5e9, 12.5e9),
+        Device("T4-16GB", int(14.6 * GIB), 65e12, 32.5e12, 0.32e12, 12.5e9, 12.5e9, 12.5e9),
         *(
             Device(name, int(memory * GIB), flops, 0.8 * flops, bandwidth, link, 12.5e9, link)
             for name, memory, flops, bandwidth, link in (
@@ -91,18 +95,26 @@ OWNED: dict[str, Device] = {
                 ("RTX6000Ada-48GB", 47.5, 364e12, 0.96e12, 25e9),
                 ("RTXPRO5000-48GB", 47.3, 258e12, 1.344e12, 50e9),
                 ("RTXPRO6000-96GB", 95.0, 500e12, 1.792e12, 50e9),
+                ("V100-PCIe-16GB", 15.7, 112e12, 0.9e12, 12.5e9),
+                ("V100-PCIe-32GB", 31.7, 112e12, 0.9e12, 12.5e9),
+                ("V100S-32GB", 31.7, 130e12, 1.134e12, 12.5e9),
             )
         ),
     )
 }
 _KNOWN = DEVICES | OWNED
-# What else names say of a device, such as the memory of the chip, of the machine or of another count.
+# What else names say of a device, such as the memory of the chip, of the machine or of another count, or its form.
 _ALSO = {
     **{"H100-PCIe": "80gb", "B200-180GB": "192gb", "GB200-186GB": "192gb", "B300-288GB": "270gb"},
-    **{"GB300-279GB": "288gb", "GH200-96GB": "480gb"},
+    **{"GB300-279GB": "288gb", "GH200-96GB": "480gb", "V100S-32GB": "pcie"},
 }
 # What is meant by a name that fits several.
-_USUAL = {"h100": "H100-80GB", "a100": "A100-80GB", "a100-pcie": "A100-PCIe-80GB", "gh200": "GH200-96GB"}
+_USUAL = {
+    **{"h100": "H100-80GB", "a100": "A100-80GB", "a100-pcie": "A100-PCIe-80GB", "gh200": "GH200-96GB"},
+    **{"v100": "V100-32GB", "v100-pcie": "V100-PCIe-32GB"},
+}
+# Compute capability of cards before Ampere (8.0), by the first word of their names.
+_BEFORE_AMPERE = {"v100": (7, 0), "v100s": (7, 0), "t4": (7, 5)}
 _ALIKE = 10  # memories that differ by less than about a twentieth of a doubling are alike
 _USABLE = 0.98  # of the memory that a card is sold with, where only that is known
 
@@ -114,7 +126,7 @@ _NOISE = re.compile(
 _PARTS = re.compile(r"(?<=rtx)-|(?<=pro)-(?=\d)|-(?=ada\b)|(?<=\d)-(?=(?:ti|s)\b)")  # RTX 6000 Ada is RTX6000Ada here
 _GRACE = re.compile(r"(?i)g[bh][-_ ]?\d")  # names of devices on the board of such a CPU
 _MOST_BESIDE_GRACE = 4
-_LETTERS = re.compile(r"(?<![a-z\d])(g[bh]|[abhl])-(?=\d)")  # GB-200 is GB200
+_LETTERS = re.compile(r"(?<![a-z\d])(g[bh]|[abhltv])-(?=\d)")  # GB-200 is GB200
 
 
 @cache
@@ -170,6 +182,21 @@ def rated(cluster: Cluster) -> tuple[Device, str | None] | None:
     network = cluster.network_gb_per_s
     found = replace(like, name=own.name, memory=own.memory)
     return (found if network is None else replace(found, network_bytes_per_s=network * 1e9)), like.name
+
+
+def before_ampere(cluster: Cluster) -> tuple[str, tuple[int, int]] | None:
+    """Return the name and the compute capability of a cluster's GPUs if they are known and older than Ampere.
+
+    They have no bfloat16, and FlashAttention is not made for them.
+    """
+    if cluster.gpu is None or cluster.platform != "cuda":
+        return None
+    try:
+        name = find(cluster.gpu).name
+    except ValueError:  # a rule says so
+        return None
+    capability = _BEFORE_AMPERE.get(_family(name))
+    return None if capability is None else (name, capability)
 
 
 def plural(cluster: Cluster) -> str:

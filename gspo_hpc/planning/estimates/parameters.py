@@ -30,7 +30,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.planning import divisions
-from gspo_hpc.planning.estimates import adapters
+from gspo_hpc.planning.estimates import adapters, devices
 from gspo_hpc.system.text import GIB
 
 _PROCESSES = 4 * GIB  # a figure of experience: what a rank with its engine takes for its code
@@ -153,11 +153,11 @@ def unused_gradients(arch: Architecture, config: Config, stage: int) -> int:
 
     Its layers add gradients to the buffers themselves. In the backward pass of a micro-batch it keeps one tensor, which
     holds nothing, of every shape of weights (policy/compat.py). Layers of torch, which `auto` takes where it is not
-    installed or adapters are trained, have none.
+    installed or adapters are trained, and on GPUs before Ampere, have none.
     """
     wide, parallel = config.model.dtype == "float32", config.parallel
     used = config.model.layers == "transformer_engine" or (config.model.layers == "auto" and not wide)
-    used = used and not trains_adapters(config)
+    used = used and not trains_adapters(config) and devices.before_ampere(config.cluster) is None
     if not used or config.cluster.platform != "cuda":
         return 0
     tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size

@@ -256,6 +256,8 @@ def _switches(config: Config) -> dict[str, set[Any]]:
             "optimizer.distributed": {True},
         }
     found = {key: values for key, values in found.items() if _is_set(config, key)}
+    if devices.before_ampere(config.cluster) is not None:  # for which the default is not made
+        found["model.dtype"] = {"float16", "float32"}
     for name, field in type(config.algorithm).model_fields.items():  # back to the default
         if name != "name" and getattr(config.algorithm, name) != field.default:
             found[f"algorithm.{name}"] = {field.default}

@@ -61,3 +61,18 @@ def _load_format(plan: PlanBuilder) -> Iterator[str]:
             f"rollout.engine.load_format {load_format} would read FP8 weights into an engine that computes in "
             "model.dtype, as the trainer does: leave it out, since the first weight sync brings all weights"
         )
+
+
+@planned_only("gpu_before_turing")
+def _before_turing(plan: PlanBuilder) -> Iterator[str]:
+    if plan.config.cluster.gpu is None:
+        return
+    from gspo_hpc.planning.estimates import devices  # only here: most plans name newer GPUs, or none
+
+    found = devices.before_ampere(plan.config.cluster)
+    if found is not None and found[1] < (7, 5):
+        name, (major, minor) = found
+        yield (
+            f"cluster.gpu {name} can be planned, but nothing runs on it: it has compute capability {major}.{minor}, "
+            "and vLLM from 0.21 on and torch from 2.11 on have kernels for 7.5 (T4) and newer ones"
+        )

@@ -24,8 +24,10 @@ _BRIDGE = "model.provider: mcore_bridge"
 class PlatformRule(RuleId):
     """Names of the rules in this file."""
 
+    BFLOAT16_NEEDS_AMPERE = auto()
     FLOAT16_EXPERT_PARALLEL = auto()
     TRANSFORMER_ENGINE_NEEDS_GPUS = auto()
+    TRANSFORMER_ENGINE_NEEDS_AMPERE = auto()
     FP8_NEEDS_TRANSFORMER_ENGINE = auto()
     ATTENTION_BACKEND_NEEDS_TE = auto()
     ROUNDED_NORMS_NEED_TORCH = auto()
@@ -42,6 +44,28 @@ class PlatformRule(RuleId):
     FLEX_DESTINATIONS = auto()
 
 
+def _before_ampere(plan: PlanBuilder) -> str | None:
+    """Return which GPUs there are, and their compute capability, if they are known and older than Ampere."""
+    if plan.config.cluster.gpu is None:
+        return None
+    from gspo_hpc.planning.estimates import devices  # only here: most plans name newer GPUs, or none
+
+    found = devices.before_ampere(plan.config.cluster)
+    return None if found is None else f"{found[0]} has {found[1][0]}.{found[1][1]}"
+
+
+@rule(PlatformRule.BFLOAT16_NEEDS_AMPERE, "bfloat16 needs GPUs from Ampere on (compute capability 8.0)")
+def _bfloat16(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    given = {"model.dtype": config.model.dtype, "rollout.dtype": config.rollout.dtype}
+    keys = [key for key, dtype in given.items() if dtype == "bfloat16"]
+    if keys and (which := _before_ampere(plan)) is not None:
+        yield (
+            f"{' and '.join(keys)}: bfloat16 needs GPUs of compute capability 8.0 or newer, and {which}: give float16 "
+            "or float32"
+        )
+
+
 @rule(PlatformRule.FLOAT16_EXPERT_PARALLEL, "`model.dtype: float16` needs EP 1")
 def _float16(plan: PlanBuilder) -> Iterator[str]:
     if plan.config.model.dtype == "float16" and plan.config.parallel.expert_model_parallel_size != 1:
@@ -55,6 +79,32 @@ def _float16(plan: PlanBuilder) -> Iterator[str]:
 def _transformer_engine(plan: PlanBuilder) -> Iterator[str]:
     if plan.config.model.layers == "transformer_engine" and plan.config.cluster.platform != "cuda":
         yield "model.layers: transformer_engine needs GPUs (cluster.platform: cuda); model.layers=torch runs everywhere"
+
+
+@rule(
+    PlatformRule.TRANSFORMER_ENGINE_NEEDS_AMPERE,
+    "what needs the layers of Transformer Engine needs GPUs from Ampere on (compute capability 8.0)",
+)
+def _older_gpus(plan: PlanBuilder) -> Iterator[str]:
+    """Yield the settings that need Transformer Engine: on packed samples it has FlashAttention and cuDNN's alone.
+
+    Neither is made for older GPUs (get_attention_backend in its dot_product_attention/utils.py).
+    """
+    model = plan.config.model
+    asked = {
+        f"model.layers: {model.layers}": (model.layers == "transformer_engine", "model.layers=auto"),
+        _BRIDGE: (_bridged(plan), "model.provider=own"),
+        f"model.attention_backend: {model.attention_backend}": (
+            model.attention_backend != "auto" and _fused(plan),
+            "model.attention_backend=auto",
+        ),
+    }
+    for setting, (is_given, instead) in asked.items():
+        if is_given and (which := _before_ampere(plan)) is not None:
+            yield (
+                f"{setting} needs Transformer Engine, whose attention on packed samples needs GPUs of compute "
+                f"capability 8.0 or newer, and {which}: give {instead}"
+            )
 
 
 @rule(

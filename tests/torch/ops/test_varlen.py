@@ -86,6 +86,16 @@ def test_the_newest_kernel_is_one_that_is_installed_and_made_for_the_gpu(
         assert chosen in torch.nn.attention.list_flash_attention_impls(), "torch knows it by this name"
 
 
+@pytest.mark.parametrize(("capability", "there"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_gpus_before_ampere_have_no_kernel(
+    capability: tuple[int, int], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention would refuse a T4 in the first forward pass; attention by SDPA runs on it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert varlen.available(torch.device("cuda", 0), torch.float16) == there
+    assert not varlen.available(torch.device("cuda", 0), torch.float32)
+
+
 def test_a_kernel_that_does_not_match_this_torch_is_told_and_not_used(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,17 @@ def test_transformer_engine_is_not_taken_for_float32(
     assert layers.uses_transformer_engine(from_dict({"model": section})) == used
 
 
+@pytest.mark.parametrize(("capability", "used"), [((7, 5), False), ((8, 0), True)])
+def test_transformer_engine_is_not_taken_for_gpus_before_ampere(
+    capability: tuple[int, int], used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attention on packed samples is not made for a T4; asked for by name it is refused by the plan."""
+    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(layers.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(layers.torch.cuda, "get_device_capability", lambda: capability)
+    assert layers.uses_transformer_engine(from_dict({"model": {"dtype": "float16"}})) == used
+
+
 def test_transformer_engines_layers_get_its_rotary_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron refuses to be without it where it is asked for, as here."""
     (tmp_path / "config.json").write_text(json.dumps(catalog.content("Qwen2.5-7B")))

@@ -13,6 +13,7 @@ from tests import pages
 
 TOLD = {
     "engine_over_nodes": "**An engine over several nodes**",
+    "gpu_before_turing": "**GPUs before Turing**",
     "model_family": "**Some families of models**",
     "load_format_of_fp8": "**Engines with weights in FP8**",
 }

@@ -1,0 +1,103 @@
+"""GPUs before Ampere (V100, T4): no bfloat16, no FlashAttention, and engines only from compute capability 7.5 on.
+
+Catches a plan that is called valid and ends in the first forward pass on such a card. A few seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.launch.checks import require
+from gspo_hpc.planning import exactness
+from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.plan import make_plan
+from tests.unit.planning.test_planned_only import WHOLE
+
+FLOAT16: dict[str, Any] = {"dtype": "float16"}
+SMALL = {"path": "Qwen/Qwen2.5-0.5B-Instruct"}
+BFLOAT16, LAYERS = "bfloat16_needs_ampere", "transformer_engine_needs_ampere"
+
+
+def sections(gpu: str, model: dict[str, Any], **others: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole config for one node of four of these GPUs, whose update fits on a T4."""
+    memory = {"recompute_granularity": "full"}
+    cluster = {"gpus_per_node": 4, "gpu": gpu} | others.pop("cluster", {})
+    return WHOLE | {"cluster": cluster, "model": SMALL | model, "memory": memory} | others
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "others", "broken"),
+    [
+        ("T4", {}, {}, {BFLOAT16}),
+        ("V100", {}, {}, {BFLOAT16}),
+        ("V100S", {"layers": "torch"}, {}, {BFLOAT16}),
+        ("T4", FLOAT16, {}, set()),  # for which auto takes torch's layers
+        ("T4", {"dtype": "float32"}, {}, set()),
+        ("T4", FLOAT16, {"rollout": {"dtype": "bfloat16"}}, {BFLOAT16}),
+        ("T4", FLOAT16 | {"layers": "transformer_engine"}, {}, {LAYERS}),
+        ("T4", FLOAT16 | {"attention_backend": "flash"}, {}, {LAYERS}),
+        ("T4", {"provider": "mcore_bridge"}, {"batch": WHOLE["batch"] | {"share_prompts": False}}, {BFLOAT16, LAYERS}),
+        ("A10", FLOAT16 | {"attention_backend": "flash", "layers": "transformer_engine"}, {}, set()),
+        ("A10", {}, {}, set()),
+        ("RTX3090", {}, {}, set()),
+        ("T4", {}, {"cluster": {"platform": "cpu"}}, set()),  # where cluster.gpu says nothing
+    ],
+)
+def test_what_a_card_computes_in(
+    gpu: str, model: dict[str, Any], others: dict[str, dict[str, Any]], broken: set[str]
+) -> None:
+    plan = make_plan(from_dict(sections(gpu, model, **others)))
+    assert {item.rule for item in plan.broken} == broken
+
+
+def test_the_message_names_the_settings_the_card_and_what_to_give() -> None:
+    plan = make_plan(from_dict(sections("Tesla T4", {}, rollout={"dtype": "bfloat16"})))
+    (item,) = plan.broken
+    assert item.message == (
+        "model.dtype and rollout.dtype: bfloat16 needs GPUs of compute capability 8.0 or newer, and T4-16GB has 7.5: "
+        "give float16 or float32"
+    )
+
+
+def test_fixes_change_what_the_card_lacks() -> None:
+    found = [str(fix) for fix in search.find(from_dict(sections("T4", {})))]
+    assert found == ["model.dtype=float16", "model.dtype=float32"]
+    found = [str(fix) for fix in search.find(from_dict(sections("T4", FLOAT16 | {"attention_backend": "flash"})))]
+    assert "model.attention_backend=auto" in found and not any("cluster" in fix for fix in found)
+
+
+def test_tensors_of_transformer_engine_are_not_counted() -> None:
+    older, newer = (make_plan(from_dict(sections(gpu, FLOAT16))).to_json()["memory"] for gpu in ("T4", "A10"))
+    assert newer["phases"]["update"]["unused_gradients"] > 0
+    assert "unused_gradients" not in older["phases"]["update"]
+
+
+@pytest.mark.parametrize(("gpu", "runs"), [("V100-16GB", False), ("V100S", False), ("T4", True), ("A10", True)])
+def test_engines_need_turing(gpu: str, runs: bool) -> None:
+    """vLLM's page on installing it demands 7.5 from 0.21 on; torch 2.11 has no kernels for 7.0 in any build."""
+    config = from_dict(sections(gpu, FLOAT16))
+    plan = make_plan(config)
+    assert plan.valid and [item.feature for item in plan.not_run] == ([] if runs else ["gpu_before_turing"])
+    if runs:
+        assert require(config) == plan
+    else:
+        with pytest.raises(ValueError, match=r"has compute capability 7\.0, and vLLM from 0\.21 on"):
+            require(config)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "notes"), [("T4", FLOAT16, 1), ("T4", {"dtype": "float32"}, 2), ("A10", FLOAT16, 0)]
+)
+def test_a_note_says_what_times_leave_aside(gpu: str, model: dict[str, Any], notes: int) -> None:
+    plan = make_plan(from_dict(sections(gpu, model)))
+    found = [note for note in plan.notes if "FlashAttention needs" in note or "in float32 is timed" in note]
+    assert len(found) == notes
+
+
+def test_no_setting_makes_their_engines_independent_of_the_batch() -> None:
+    exact = exactness.assess(from_dict(sections("T4", FLOAT16, run={"deterministic": True, "max_steps": 2})))
+    assert exact.grade == "journal-exact" and exact.settings == ()
+    assert any("batch-invariant kernels need GPUs of compute capability 8.0" in reason for reason in exact.reasons)
