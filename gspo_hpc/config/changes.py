@@ -40,6 +40,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
         "reward.memory_gb",
+        "judges.*",
         "environment.workers",
         "sandbox.kind",  # where programs run; what they may use decides what they do
         "sandbox.image",

@@ -198,6 +198,24 @@ class Reward(Section):
     )
 
 
+class Judges(Section):
+    """The budget of requests that reward functions send to models behind endpoints.
+
+    It is that of the whole run: of all its attempts, with the evaluations in it.
+    """
+
+    max_requests: Count | None = key(None, "Requests, repetitions included, at most; null: any number.")
+    max_prompt_tokens: Count | None = key(None, "Tokens that these send, at most; null: any number.")
+    max_completion_tokens: Count | None = key(None, "Tokens of the answers, at most; null: any number.")
+    max_cost: Positive | None = key(
+        None, "Their cost, at most, in the currency of the prices that each judge has; null: any."
+    )
+    used_up: Literal["stop", "exclude"] = key(
+        "stop",
+        "Once the budget is used up, save and end the run, or exclude the completions that get no score for it.",
+    )
+
+
 class Tool(Section):
     """One tool that the model may call in a conversation."""
 

@@ -37,6 +37,7 @@ from gspo_hpc.rollout.resampling import DrawLimits
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import Attempt, RunDir
+from gspo_hpc.runs.spending import Account
 from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.files import open_log
@@ -181,7 +182,7 @@ class TrainingJob:
             weights=weights,
             watch=RolloutGapMonitor(config, progress.baseline),
             checkpoints=self._checkpoints,
-            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
+            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock, self._account()),
             observers=observers,
             clock=clock,
         )
@@ -287,6 +288,9 @@ class TrainingJob:
             has_signal=signal_of(self._config),
         )
         return worker
+
+    def _account(self) -> Account | None:
+        return Account(self._run.spending) if self._ranks.rank == 0 and self._config.reward.functions else None
 
     def _make_observers(self) -> list[StepObserver]:
         """Return the observers of this rank and start its trackers; ranks other than 0 have none."""
