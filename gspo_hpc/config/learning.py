@@ -239,7 +239,7 @@ class Environment(Section):
     name: str | None = key(None, "A registered environment, or path/to/file.py:Class. Null: there is none.")
     args: FreeForm = key({}, "Arguments of the environment.")
     tools: Annotated[tuple[Tool, ...], Listed] = key((), "Tools that the chat template shows to the model.")
-    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder"] = key(
+    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "glm45", "openai"] = key(
         "auto", "The form in which the model calls tools; auto takes the one that the chat template asks for."
     )
     max_calls: Count = key(8, "Tool calls in one message that are made; of further ones the model is told an error.")

@@ -7,6 +7,7 @@ and a run with a raised budget that differs from one which was never stopped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import pytest
 
 from gspo_hpc.runs import spending
 from tests.run import harness
+
+TRIAL = 2  # requests before each start, which are not in the account
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -39,11 +42,12 @@ class Judge(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
         answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         data = json.dumps(answer | {"usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(OSError):  # who asked was killed
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -92,14 +96,22 @@ def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(
     def command(run: Path, *more: str) -> list[str]:
         return harness.command(tiny_config, run, *overrides(url, *more))
 
+    def counted() -> spending.Account:
+        account = spending.read(run_dir / spending.FOLDER)
+        assert account is not None
+        return account
+
+    def unsent(starts: int) -> int:
+        """Return how many requests are in the account that never came here: the end was just before they were sent."""
+        return counted().total().requests - (len(seen.asked) - starts * TRIAL)
+
     process = harness.start(command(run_dir, "judges.max_requests=100"), log)
     assert harness.finish(process, log) == 2, log.read_text()[-3000:]
     text = log.read_text()
     assert "budget of requests (judges.max_requests) is used up: 100 of 100 requests" in text
     assert "judges.used_up is stop: raise the limit, or give judges.used_up=exclude" in text
     assert harness.last_step(run_dir) == 2
-    trial = len(seen.asked) - 100  # before each start, and not in the account
-    assert 1 <= trial <= 6
+    assert unsent(1) in range(len(counted().open) + 1) and counted().total().requests == 100
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["000002"]
     status = subprocess.run([sys.executable, "-m", "gspo_hpc", "status", str(run_dir)], capture_output=True, text=True)
     assert "refused" in status.stdout and "asked of judges: 100 of 100 requests, " in status.stdout
@@ -107,12 +119,12 @@ def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(
     assert kept < 8  # groups that could not all be scored are sampled again
 
     process = harness.start(command(run_dir, "judges.max_requests=200"), log)
-    harness.wait_for(lambda: len(seen.asked) >= 105 + 2 * trial, process, log)
+    harness.wait_for(lambda: len(seen.asked) >= 105 + 2 * TRIAL, process, log)
     harness.kill(process)
     process = harness.start(command(run_dir, "judges.max_requests=200"), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
-    account = spending.read(run_dir / spending.FOLDER)
-    assert account is not None and account.total().requests == len(seen.asked) - 3 * trial
+    account = counted()
+    assert unsent(3) in range(len(account.open) + 1)
     last = harness.metrics(run_dir)[-1]
     assert last["judge/requests"] == account.total().requests and last["failures"] == 0
     assert last["judge/cost"] == pytest.approx(account.total().cost) and last["judge/cost"] >= 128 * 0.003
@@ -132,7 +144,7 @@ def test_a_run_may_go_on_without_scores(server: tuple[str, type[Judge]], tiny_co
     process = harness.start(harness.command(tiny_config, run_dir, *overrides(url, *more)), log)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     records = harness.metrics(run_dir)
-    assert records[-1]["judge/requests"] == 70 and 70 <= len(seen.asked) <= 76
+    assert records[-1]["judge/requests"] == 70 == len(seen.asked) - TRIAL
     assert sum(record["failures"] for record in records) == 58 == sum(record["excluded"] for record in records)
     assert records[-1]["reward_outcome/judge/over_budget"] > 0
     scored = [record["reward"] for record in records if record["reward"] is not None]
