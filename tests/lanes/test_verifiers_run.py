@@ -1,0 +1,82 @@
+"""Real environments of the package verifiers from PyPI, in their own Python, lead a run of SmolLM2.
+
+`bash tools/lanes.sh verifiers` runs this, in about three minutes. It would catch rows that a run cannot read, rewards
+that are not those of the environment's own rubric, and conversations that fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_hpc.config.schema import Data
+from gspo_hpc.data.rows import load_rows
+from gspo_hpc.rewards.environments import verifiers
+from gspo_hpc.rewards.environments.verifiers import Verifiers
+from tests.run import harness
+
+PYTHON = os.environ.get("GSPO_HPC_VERIFIERS", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="bash tools/lanes.sh verifiers")
+ROWS, GROUPS, SAMPLES, STEPS = 4, 2, 4, 2
+
+
+@pytest.fixture(params=["sophistry-bench-sprint", "stardata.envs.constraint_gym"])
+def environment(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield str(request.param)
+
+
+def test_a_run_with_a_real_environment(environment: str, project: Path, tmp_path: Path) -> None:
+    """Every completion of the run has the score that the environment gives to it when it is asked alone."""
+    rows = tmp_path / "rows.jsonl"
+    began = time.monotonic()
+    assert verifiers.main([environment, str(rows), "--python", PYTHON, "--rows", str(ROWS)]) == 0
+    ready = time.monotonic()
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = harness.command(
+        project / "configs/smollm2_cpu.yaml",
+        run_dir,
+        f"model.path={project}/.cache/smollm2-135m-instruct",
+        f"run.max_steps={STEPS}",
+        f"data.train={rows}",
+        "data.eval=null",
+        f"environment={{name: verifiers, args: {{id: {environment}, python: {PYTHON}}}, workers: 1}}",
+        "reward.functions=[{function: environment}]",
+        f"batch={{num_generations: {SAMPLES}, global_batch_size: {GROUPS * SAMPLES}, micro_batch_tokens: 2048}}",
+        "rollout.dynamic_sampling=false",
+        "rollout.max_prompt_length=900",
+        "rollout.max_response_length=96",
+        "eval.interval=null",
+        "checkpoint.interval=100",
+        "tracking.samples=64",
+    )
+    process = harness.start(command, log)
+    assert harness.finish(process, log, timeout=900) == 0, log.read_text()[-3000:]
+    records = harness.metrics(run_dir)
+    assert [record["failures"] for record in records] == [0] * STEPS, log.read_text()[-3000:]
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == STEPS * GROUPS * SAMPLES
+    of_prompt = {}
+    for row in load_rows(rows, Data()):
+        of_prompt[json.dumps(row.fields[verifiers.FIELD]["prompt"])] = row.fields
+    alone = Verifiers(environment, PYTHON)
+    for sample in samples:
+        fields = next(one for one in of_prompt.values() if text_of(one) in sample["prompt"])
+        answer = alone.step(alone.reset(fields, 0), sample["completion"])
+        assert answer["over"] and answer["reward"] == pytest.approx(sample["reward"], abs=1e-6)
+    alone.close()
+    rewards = [sample["reward"] for sample in samples]
+    told = f"{environment}: {STEPS * GROUPS} groups of {SAMPLES}, scores {min(rewards):.3f} to {max(rewards):.3f}"
+    steps = sum(record["seconds"] for record in records)
+    print(f"{told}; {ready - began:.0f} s for rows, {steps:.0f} s of steps, {time.monotonic() - ready:.0f} s in all")
+
+
+def text_of(fields: dict[str, object]) -> str:
+    """Return the text of the user's message of a row."""
+    row = fields[verifiers.FIELD]
+    assert isinstance(row, dict)
+    return str(row["prompt"][-1]["content"]).strip()
