@@ -9,7 +9,7 @@ ENGINE=(2.17.0 2.20.2)             # Transformer Engine: the oldest that is supp
 MEGATRON=0.19.2                    # the newest that is supported; the test environment has the oldest
 UV=0.13.9                          # resolves the sets of packages for GPUs
 VERIFIERS=(0.1.14)                 # of the range that docs/environments.md names
-OF_VERIFIERS=(sophistry-bench-sprint==SPRINT staros-stardata==0.1.1) # environments that need no network
+OF_VERIFIERS=(sophistry-bench-sprint==0.1.6 staros-stardata==0.1.1) # environments that need no network
 
 usage() {
     cat <<TEXT

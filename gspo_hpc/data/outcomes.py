@@ -21,6 +21,11 @@ Outcome = Literal[
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
+
+class OverBudget(ValueError):
+    """The budget of judges does not allow for another request."""
+
+
 # Of a call of a tool. "unknown": there is no such tool; "malformed": no JSON, or arguments that it does not take.
 CallOutcome = Literal["done", "unknown", "malformed", "failed", "timed_out"]
 CALL_OUTCOMES: tuple[CallOutcome, ...] = get_args(CallOutcome)

@@ -1,4 +1,4 @@
-"""What a run may ask of judges at most, as far as the counts and lengths of its completions are known."""
+"""The most that a run may ask of judges, as far as the counts and lengths of its completions are known."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gspo_hpc.config.derived import (
 )
 from gspo_hpc.config.engine_arguments import VLLM_ARGUMENTS
 from gspo_hpc.config.section import written
-from gspo_hpc.planning import judges, learnable
+from gspo_hpc.planning import learnable
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.rules.engine_arguments import lacks, slip_of
 from gspo_hpc.planning.rules.model import longest_of_versions
@@ -29,7 +29,10 @@ def add(plan: PlanBuilder) -> None:
     """Add the warnings and notes that follow from a plan's config and quantities."""
     plan.warnings += _warnings(plan)
     plan.notes += _notes(plan)
-    plan.notes += judges.notes(plan)
+    if any(term.function == "judge" for term in plan.config.reward.functions):
+        from gspo_hpc.planning import judges  # only here: most runs have none
+
+        plan.notes += judges.notes(plan)
 
 
 def _warnings(plan: PlanBuilder) -> Iterator[str]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.config.schema import Sandbox as SandboxSettings
-from gspo_hpc.data.outcomes import OUTCOMES, Outcome
+from gspo_hpc.data.outcomes import OUTCOMES, Outcome, OverBudget
 from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
-from gspo_hpc.runs.spending import OverBudget, Spending
 
 if TYPE_CHECKING:
+    from gspo_hpc.runs.spending import Spending
     from gspo_hpc.sandbox.runner import Sandbox
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gspo_hpc.config.constants import JUDGE_REPLY_TOKENS
+from gspo_hpc.data.outcomes import OverBudget
 from gspo_hpc.rewards.catalogue import field_of, reward_function
-from gspo_hpc.runs.spending import Amount, OverBudget, Spending
 
 if TYPE_CHECKING:
     import asyncio
 
     from openai import AsyncOpenAI
+
+    from gspo_hpc.runs.spending import Amount, Spending
 
 TEMPLATE = """Judge how well an answer solves a task.
 
@@ -245,6 +247,8 @@ class _Endpoint:
             self.spending.answered(number, used, told=told)
 
     def _amount(self, prompt_tokens: int, completion_tokens: int) -> Amount:
+        from gspo_hpc.runs.spending import Amount  # here: a config that is checked needs it no more than asyncio
+
         prompt_price, completion_price = self.prices
         cost = (prompt_tokens * prompt_price + completion_tokens * completion_price) / 1e6
         return Amount(1, prompt_tokens, completion_tokens, cost)
@@ -272,9 +276,8 @@ def _may_pass(error: Any) -> bool:
 
 def _used_nothing(error: Any) -> bool:
     """Return whether an endpoint did no work for a request: it refused it, or nobody listened."""
-    import httpx
-
-    return hasattr(error, "status_code") or isinstance(error.__cause__, httpx.ConnectError)
+    names = {kind.__name__ for kind in type(error.__cause__).__mro__}  # of httpx, which the client brings
+    return hasattr(error, "status_code") or "ConnectError" in names
 
 
 def _delay(error: Any, repetition: int) -> float:

@@ -14,7 +14,6 @@ from gspo_hpc.config.schema import Judges, Reward, Sandbox
 from gspo_hpc.rewards import spawning
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import time_limit
-from gspo_hpc.runs.spending import Spending
 from gspo_hpc.system.processes import end_children_with_this_process
 from gspo_hpc.system.text import GIB
 
@@ -53,10 +52,12 @@ def start(reward: Reward, processes: int, sandbox: Sandbox, account: tuple[Path,
     for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
         os.dup2(nothing, standard)
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
-    spending: Spending | None = None
+    spending = None
     for place, term in enumerate(reward.functions):
         try:
             if account is not None and spending is None:
+                from gspo_hpc.runs.spending import Spending  # here: most graders ask nobody
+
                 spending = Spending(*account)
             seconds = time_limit(reward, place)[0]
             _graders.append(loaded(term, time_limit=seconds, processes=processes, sandbox=sandbox, spending=spending))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config.schema import Judges
+from gspo_hpc.data.outcomes import OverBudget
 from gspo_hpc.system.files import make_private_dir, open_log, plain_disk_full, sync_dir, write_all
 
 FOLDER = "spending"  # of a run directory
@@ -35,10 +36,6 @@ _LIMITS = {  # settings of Judges: what they bound, and its name for people
     "max_completion_tokens": ("completion_tokens", "completion tokens"),
     "max_cost": ("cost", "cost"),
 }
-
-
-class OverBudget(ValueError):
-    """The budget of judges does not allow for another request."""
 
 
 @dataclass(frozen=True)

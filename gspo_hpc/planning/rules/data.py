@@ -10,7 +10,6 @@ from fractions import Fraction
 
 from gspo_hpc.config.derived import term_names
 from gspo_hpc.data.counting import prompt_field
-from gspo_hpc.planning import judges
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.quantities import fill_in_sources
 from gspo_hpc.planning.rules.ids import RuleId
@@ -272,6 +271,8 @@ def _judges_budget(plan: PlanBuilder) -> Iterator[str]:
     budget = {f"judges.{key}": value for key, value in config.judges if key != "used_up" and value is not None}
     if not budget:
         return
+    from gspo_hpc.planning import judges  # only here: most runs have none
+
     found = judges.judges(config)
     own = any(".py:" in term.function for term in config.reward.functions)  # it may note requests of its own
     if not found and not own:

@@ -173,6 +173,7 @@ class TrainingJob:
             sampler = ColocatedSampler(recipe, data, worker, weights, self._run.rollouts, observers, clock)
         staging = partial(new_staging, self._run, ranks)
         self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
+        account = Account(self._run.spending) if ranks.rank == 0 else None
         session = Session(
             recipe=recipe,
             policy=policy,
@@ -182,7 +183,7 @@ class TrainingJob:
             weights=weights,
             watch=RolloutGapMonitor(config, progress.baseline),
             checkpoints=self._checkpoints,
-            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock, self._account()),
+            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock, account),
             observers=observers,
             clock=clock,
         )
@@ -288,9 +289,6 @@ class TrainingJob:
             has_signal=signal_of(self._config),
         )
         return worker
-
-    def _account(self) -> Account | None:
-        return Account(self._run.spending) if self._ranks.rank == 0 and self._config.reward.functions else None
 
     def _make_observers(self) -> list[StepObserver]:
         """Return the observers of this rank and start its trackers; ranks other than 0 have none."""
