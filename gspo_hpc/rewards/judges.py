@@ -110,7 +110,7 @@ async def judge(
     fields: Mapping[str, Any],
     time_limit: float,
     reward_processes: int,
-    spending: Spending | None,
+    spending: Any,  # Spending, or None; the signature is read where that is not imported
     base_url: str,
     model: str,
     template: str = TEMPLATE,
