@@ -21,7 +21,8 @@ from tests.run import harness
 
 PYTHON = os.environ.get("GSPO_HPC_VERIFIERS", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="bash tools/lanes.sh verifiers")
-ENVIRONMENT, ARGS = "sophistry-bench-sprint", {"passage_chars": 300}
+# Its own score is the same for all that an untrained model writes; with these weights its other measures count, too.
+ENVIRONMENT, ARGS = "sophistry-bench-sprint", {"passage_chars": 300, "weights": [1, 0, 1, 1, 1, 1, 1, 1]}
 ROWS, GROUPS, SAMPLES, STEPS = 4, 2, 4, 2
 
 
@@ -72,6 +73,7 @@ def test_a_run_with_a_real_environment(project: Path, tmp_path: Path) -> None:
         assert answer["over"] and answer["reward"] == pytest.approx(sample["reward"], abs=1e-6)
     alone.close()
     rewards = [sample["reward"] for sample in samples]
+    assert len(set(rewards)) > 1
     told = f"{ENVIRONMENT}: {STEPS * GROUPS} groups of {SAMPLES}, scores {min(rewards):.3f} to {max(rewards):.3f}"
     steps = sum(record["seconds"] for record in records)
     print(f"{told}; {ready - began:.0f} s for rows, {steps:.0f} s of steps, {time.monotonic() - ready:.0f} s in all")
