@@ -8,14 +8,18 @@ TORCH=(2.11.0 2.13.0 2.14.0)       # what these versions of vLLM pin
 ENGINE=(2.17.0 2.20.2)             # Transformer Engine: the oldest that is supported, and the newest
 MEGATRON=0.19.2                    # the newest that is supported; the test environment has the oldest
 UV=0.13.9                          # resolves the sets of packages for GPUs
+VERIFIERS=(0.1.14)                 # of the range that docs/environments.md names
+OF_VERIFIERS=(sophistry-bench-sprint==0.1.6 staros-stardata==0.1.1) # environments that need no network
 
 usage() {
     cat <<TEXT
-usage: bash tools/lanes.sh vllm|torch|transformer-engine|resolve|evaluators [VERSION...] [-- pytest arguments]
+usage: bash tools/lanes.sh vllm|torch|transformer-engine|verifiers|resolve|evaluators [VERSION...] [-- pytest arguments]
 
   vllm                the Python files of vLLM (default: ${VLLM[*]}), around a GPU's memory that only counts
   torch               builds of torch for CUDA (default: ${TORCH[*]}): forward and backward under fake tensors
   transformer-engine  the calls of Transformer Engine against its sources (default: ${ENGINE[*]})
+  verifiers           environments of verifiers (default: ${VERIFIERS[*]}) in a Python of their own: turns, rows, and a run of
+                      SmolLM2 (python tools/prepare_smollm2.py --out .cache/smollm2-135m-instruct comes first)
   resolve             the pinned sets for GPUs in tools/requirements/gpu, by the metadata of every package; UPDATE=1
                       resolves them anew around their versions of vLLM, torch, megatron-core and Transformer Engine
   evaluators          lm-eval and Inspect, in an environment of their own, against gspo-hpc serve (docs/evaluation.md)
@@ -35,7 +39,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --help | -h) usage; exit 0 ;;
         --) shift; break ;;
-        vllm | torch | transformer-engine | resolve | evaluators) LANE="$1" ;;
+        vllm | torch | transformer-engine | verifiers | resolve | evaluators) LANE="$1" ;;
         [0-9]*) VERSIONS+=("$1") ;;
         *) die "lanes: no option $1; see bash tools/lanes.sh --help" ;;
     esac
@@ -93,6 +97,21 @@ case "$LANE" in
             export GSPO_HPC_LANE_TE="$folder/transformer_engine"
             run "" "Transformer Engine $version" tests/lanes/test_transformer_engine.py \
                 tests/lanes/test_transformer_engine_double.py "$@"
+        done
+        ;;
+    verifiers)
+        for version in "${VERSIONS[@]:-${VERIFIERS[@]}}"; do
+            folder="$CACHE/lanes/verifiers/$version"
+            if [ ! -d "$folder" ]; then
+                say "installing verifiers $version, and ${OF_VERIFIERS[*]}"
+                rm -rf "$folder.part"
+                "$PYTHON" -m venv "$folder.part"
+                "$folder.part/bin/python" -m pip install -q --no-input --progress-bar off "verifiers==$version" \
+                    "${OF_VERIFIERS[@]}" </dev/null
+                mv "$folder.part" "$folder" # its python is a link, and finds its packages where it is
+            fi
+            GSPO_HPC_VERIFIERS="$folder/bin/python" run "" "verifiers $version" -s tests/unit/rewards/test_verifiers.py \
+                tests/lanes/test_verifiers_run.py "$@"
         done
         ;;
     resolve)

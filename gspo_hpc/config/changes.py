@@ -40,6 +40,11 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.engine.gpu_memory_utilization",
         "reward.workers",
         "reward.memory_gb",
+        "judges.max_requests",
+        "judges.max_prompt_tokens",
+        "judges.max_completion_tokens",
+        "judges.max_cost",
+        "judges.used_up",
         "environment.workers",
         "sandbox.kind",  # where programs run; what they may use decides what they do
         "sandbox.image",

@@ -42,5 +42,7 @@ STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update",
 PHASES = (*STEP_PHASES, "save", "eval")
 # Rows of an embedding to which an adapter is added at once, in fp32 (policy/adapters/lora.py).
 MERGED_ROWS = 4096
+# Tokens of a judge's reply, at most, unless its request says otherwise.
+JUDGE_REPLY_TOKENS = 512
 # Ranks of adapters that vLLM makes room for, beside an engine's weights.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -198,6 +198,24 @@ class Reward(Section):
     )
 
 
+class Judges(Section):
+    """The budget of requests that reward functions send to models behind endpoints.
+
+    It is that of the whole run: of all its attempts, with the evaluations in it.
+    """
+
+    max_requests: Count | None = key(None, "Requests, repetitions included, at most; null: any number.")
+    max_prompt_tokens: Count | None = key(None, "Tokens that these send, at most; null: any number.")
+    max_completion_tokens: Count | None = key(None, "Tokens of the answers, at most; null: any number.")
+    max_cost: Positive | None = key(
+        None, "Their cost, at most, in the currency of the prices that each judge has; null: any."
+    )
+    used_up: Literal["stop", "exclude"] = key(
+        "stop",
+        "Once the budget is used up, save and end the run, or exclude the completions that get no score for it.",
+    )
+
+
 class Tool(Section):
     """One tool that the model may call in a conversation."""
 
@@ -221,7 +239,7 @@ class Environment(Section):
     name: str | None = key(None, "A registered environment, or path/to/file.py:Class. Null: there is none.")
     args: FreeForm = key({}, "Arguments of the environment.")
     tools: Annotated[tuple[Tool, ...], Listed] = key((), "Tools that the chat template shows to the model.")
-    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder"] = key(
+    tool_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "glm45", "openai"] = key(
         "auto", "The form in which the model calls tools; auto takes the one that the chat template asks for."
     )
     max_calls: Count = key(8, "Tool calls in one message that are made; of further ones the model is told an error.")

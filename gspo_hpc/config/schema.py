@@ -24,6 +24,7 @@ from gspo_hpc.config.learning import (
     Checkpoint,
     Environment,
     Eval,
+    Judges,
     Optimizer,
     Reward,
     RewardFunction,
@@ -59,6 +60,7 @@ __all__ = [
     "Environment",
     "Eval",
     "Faults",
+    "Judges",
     "Memory",
     "Model",
     "Moe",
@@ -135,6 +137,7 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout)
     algorithm: Annotated[AlgorithmSettings, plugins.Chosen()] = Field(default_factory=plugins.default)
     reward: Reward = Field(default_factory=Reward)
+    judges: Judges = Field(default_factory=Judges)
     environment: Environment = Field(default_factory=Environment)
     sandbox: Sandbox = Field(default_factory=Sandbox)
     optimizer: Optimizer = Field(default_factory=Optimizer)

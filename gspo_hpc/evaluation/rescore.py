@@ -95,7 +95,7 @@ def _graded(old: Stored, config: Config) -> dict[tuple[int, int], RewardResult]:
     """Return the result of every completion by the place of its prompt and its own; the greedy answer is the first."""
     found: dict[tuple[int, int], RewardResult] = {}
     most = _AHEAD * config.reward.workers
-    with RewardPool(config.reward, sandbox=config.sandbox, sources=config.data.sources) as pool:
+    with RewardPool(config.reward, 1, config.sandbox, config.data.sources, config.judges) as pool:
         for place, asked in enumerate(old.prompts):
             _submit(pool, place, asked)
             while pool.pending > most:

@@ -24,7 +24,7 @@ from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
 from gspo_hpc.planning import exactness
-from gspo_hpc.runs import reader
+from gspo_hpc.runs import reader, spending
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.runs.sweep import SweepDir, expand
@@ -66,6 +66,7 @@ class Status:
     teacher: str | None  # the model that a run distils from (algorithm.teacher); None without one
     divergence: float | None  # from the teacher over the latest rollouts, in nats a token
     distils: str  # the teacher, its part in what is learnt and how the divergence went, in words; empty without one
+    judges: str  # what was asked of judges, and of what budget, in words; empty if nothing was
     exactness: str | None  # bitwise, journal-exact or checkpoint-exact (docs/exactness.md)
     exactness_settings: list[str]  # key=value that raise it
     exactness_cost: str  # of these, or of what has raised it; may be empty
@@ -119,9 +120,11 @@ def read(path: Path) -> Status:
     attempts, _ = reader.read_attempts(run)
     logged = reader.read_records(run)
     records = [record for record in logged if record["step"] > 0]
-    max_steps, found, adapter, taught = None, None, None, None
+    max_steps, found, adapter, taught, asked = None, None, None, None, ""
     with _noting(damage):
         config = run.load_config()
+        if (account := spending.read(run.spending)) is not None:
+            asked = spending.words(account, config.judges)
         max_steps, found, adapter = config.run.max_steps, exactness.assess(config), _adapter(config)
         taught = _taught(config, records)
     job: Job | None = None
@@ -165,6 +168,7 @@ def read(path: Path) -> Status:
         teacher=None if taught is None else taught.teacher,
         divergence=None if taught is None else taught.latest,
         distils="" if taught is None else taught.words,
+        judges=asked,
         exactness=None if found is None else found.grade,
         exactness_settings=[] if found is None else list(found.settings),
         exactness_cost="" if found is None else found.cost,

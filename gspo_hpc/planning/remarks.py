@@ -29,6 +29,10 @@ def add(plan: PlanBuilder) -> None:
     """Add the warnings and notes that follow from a plan's config and quantities."""
     plan.warnings += _warnings(plan)
     plan.notes += _notes(plan)
+    if any(term.function == "judge" for term in plan.config.reward.functions):
+        from gspo_hpc.planning import judges  # only here: most runs have none
+
+        plan.notes += judges.notes(plan)
 
 
 def _warnings(plan: PlanBuilder) -> Iterator[str]:

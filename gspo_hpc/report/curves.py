@@ -142,7 +142,7 @@ def _outcomes(run: RunData, curve: Callable[[str], list[float | None]]) -> dict[
     prefix = "reward_outcome/"
     keys = sorted({key for record in run.train_records for key in record if key.startswith(prefix)})
     colors: dict[str, str] = dict(
-        zip(OUTCOMES, ("accent", "second", "third", "p3", "p5", "p6", "p7", "p1", "p8"), strict=True)
+        zip(OUTCOMES, ("accent", "second", "third", "p3", "p5", "p6", "p7", "p1", "p8", "p4"), strict=True)
     )
     found: dict[str, list[Line]] = {}
     for key in keys:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gspo_hpc.planning import exactness, trained
 from gspo_hpc.report.scales import number
-from gspo_hpc.runs import distillation
+from gspo_hpc.runs import distillation, spending
 from gspo_hpc.runs.learning import Learning, judge
 from gspo_hpc.runs.reader import RunData, unix_time, value
 from gspo_hpc.system.text import duration
@@ -113,6 +113,10 @@ def _facts(run: RunData) -> Iterator[Fact]:
     )
     count = len(run.attempts)
     yield Fact("Time", duration(run.seconds), note=f"in {count} attempts" if count > 1 else "")
+    if (account := spending.read(run.path / spending.FOLDER)) is not None:
+        total, *more = spending.words(account, None if run.config is None else run.config.judges).split(", ")
+        asked, _, unit = total.removesuffix(" requests").partition(" ")
+        yield Fact("Requests to judges", asked, unit=unit, note=", ".join(more))
     if run.tokens_per_s is not None:
         tokens = max((value(record, "tokens") or 0.0 for record in run.records), default=0.0)
         sampled = f"{number(tokens)} sampled in all" if tokens else ""

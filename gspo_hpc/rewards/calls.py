@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gspo_hpc.config.schema import RewardFunction
 from gspo_hpc.config.schema import Sandbox as SandboxSettings
-from gspo_hpc.data.outcomes import OUTCOMES, Outcome
+from gspo_hpc.data.outcomes import OUTCOMES, Outcome, OverBudget
 from gspo_hpc.rewards.catalogue import PREPARATIONS, TURN, Answered, Graded, Grader, Turn, UnparsableGold
 from gspo_hpc.rewards.registry import load
 
 if TYPE_CHECKING:
+    from gspo_hpc.runs.spending import Spending
     from gspo_hpc.sandbox.runner import Sandbox
 
 LARGEST = 1e30  # a larger reward is a mistake; below, no mean or variance overflows
@@ -51,7 +52,7 @@ class Sampled:
 class Loaded:
     """A reward function, its arguments, its time limit in seconds, and how many processes of the run call it.
 
-    `sandbox` is there if it asks for one.
+    `sandbox` is there if it asks for one; `spending`, if its requests count, as they do in a pool.
     """
 
     grader: Grader
@@ -60,6 +61,7 @@ class Loaded:
     time_limit: float
     processes: int
     sandbox: Sandbox | None
+    spending: Spending | None = None
 
     def call(self, group: Sequence[Sampled], index: int, prompt: str, fields: dict[str, Any]) -> Verdict:
         """Return the verdict on one completion of a group. Raises whatever the function raises."""
@@ -92,8 +94,8 @@ class Loaded:
         return [_number(value) for value in values]
 
     def _result(self, given: str | list[str], offers: Mapping[str, Any], prompt: str, fields: dict[str, Any]) -> Any:
-        own = {"time_limit": self.time_limit, "reward_processes": self.processes, "sandbox": self.sandbox}
-        offers = {**offers, **own}
+        own = {"time_limit": self.time_limit, "reward_processes": self.processes}
+        offers = {**offers, **own, "sandbox": self.sandbox, "spending": self.spending}
         extra = {name: value for name, value in offers.items() if name in self.takes}
         value: Any = self.grader(given, prompt=prompt, fields=fields, **extra, **self.args)
         if not inspect.isawaitable(value):
@@ -108,7 +110,12 @@ async def _awaited(value: Any) -> Any:
 
 
 def loaded(
-    term: RewardFunction, *, time_limit: float = 10.0, processes: int = 1, sandbox: SandboxSettings | None = None
+    term: RewardFunction,
+    *,
+    time_limit: float = 10.0,
+    processes: int = 1,
+    sandbox: SandboxSettings | None = None,
+    spending: Spending | None = None,
 ) -> Loaded:
     """Return the function, whose file is run. Raises whatever that file raises.
 
@@ -127,7 +134,7 @@ def loaded(
         prepare(**term.args, sandbox=made)  # before any time limit begins
     elif made is not None:
         made.require()
-    return Loaded(grader, takes, term.args, time_limit, processes, made)
+    return Loaded(grader, takes, term.args, time_limit, processes, made, spending)
 
 
 def raised(error: BaseException) -> Verdict:
@@ -139,6 +146,8 @@ def raised(error: BaseException) -> Verdict:
         outcome = "unparsable_gold"
     elif isinstance(error, TimeoutError):
         outcome = "timed_out"
+    elif isinstance(error, OverBudget):
+        return Verdict(None, f"was not called: {error}", "over_budget", may_pass=False)
     may_pass = not isinstance(error, (*MISTAKES, UnparsableGold))
     return Verdict(None, f"raised {error_text(error)}", outcome, may_pass)
 

@@ -17,6 +17,7 @@ import functools
 import math
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -24,16 +25,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Reward, Sandbox, Source
+from gspo_hpc.config.schema import Judges, Reward, Sandbox, Source
 from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import (
+    asks_endpoints,
     asks_for_group,
     check,
     clipped,
@@ -69,14 +72,28 @@ class RewardPool:
     """
 
     def __init__(
-        self, reward: Reward, pools: int = 1, sandbox: Sandbox | None = None, sources: Sequence[Source] = ()
+        self,
+        reward: Reward,
+        pools: int = 1,
+        sandbox: Sandbox | None = None,
+        sources: Sequence[Source] = (),
+        judges: Judges | None = None,
+        spending: Path | None = None,
     ) -> None:
         """Start the processes of one of so many `pools`, load the graders; raise ValueError if one cannot be loaded.
 
         `sandbox`: the settings of the sandbox that graders may ask for. Of prompts of `sources`, which their field
-        data_source names, grade those that their source has.
+        data_source names, grade those that their source has. `judges`: the budget of requests to endpoints; `spending`:
+        the file of the run in which these are noted, without one they count for this pool alone.
         """
         check(reward)
+        self._own_account: tempfile.TemporaryDirectory[str] | None = None
+        self._account: tuple[Path, Judges] | None = None
+        if asks_endpoints(reward):
+            if spending is None:
+                self._own_account = tempfile.TemporaryDirectory(prefix="gspo-judges-")
+                spending = Path(self._own_account.name, "rank-0000.requests")
+            self._account = spending, judges or Judges()
         self._reward, self._pools, self._sandbox = reward, pools, sandbox or Sandbox()
         self._names = part_names(reward)
         self._weights = {one.name: source_weights(reward, one) for one in sources}
@@ -179,6 +196,8 @@ class RewardPool:
             self._closed = True
         self.drop()
         _give_up([worker.pool for worker in self._workers])
+        if self._own_account is not None:
+            self._own_account.cleanup()
 
     def _take(self, call: Call, future: Future[Any]) -> list[tuple[Hashable, RewardResult]]:
         """Note the outcome of one call, and return the results of completions of which that was the last call."""
@@ -333,7 +352,7 @@ class RewardPool:
             ProcessPool(
                 max_workers=1,
                 initializer=worker_process.start,
-                initargs=(self._reward, self._pools * self._reward.workers, self._sandbox),
+                initargs=(self._reward, self._pools * self._reward.workers, self._sandbox, self._account),
                 context=spawning.context(),
             )
         )

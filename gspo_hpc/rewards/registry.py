@@ -21,7 +21,7 @@ from gspo_hpc.system.text import near_miss
 # Parameters that every reward function may have beside its own arguments.
 ASKED = (  # given to those that have them
     *("response_length", "response_tokens", "group_completions", "group_index", "environment_reward"),
-    *("time_limit", "reward_processes", "sandbox"),
+    *("time_limit", "reward_processes", "sandbox", "spending"),
 )
 RESERVED = ("completion", "completions", "prompt", "fields", *ASKED)
 _FUNCTION = "a reward function"
@@ -104,6 +104,11 @@ def asks_for_group(signature: inspect.Signature) -> bool:
 def asks_for_sandbox(reward: Reward) -> bool:
     """Tell whether a reward function asks for the sandbox. No file is run; raises ValueError as `check` does."""
     return bool(terms_with(reward, lambda signature: "sandbox" in signature.parameters))
+
+
+def asks_endpoints(reward: Reward) -> bool:
+    """Tell whether a reward function notes its requests in the account of the run. No file is run."""
+    return bool(terms_with(reward, lambda signature: "spending" in signature.parameters))
 
 
 def terms_with(reward: Reward, wanted: Callable[[inspect.Signature], bool]) -> frozenset[int]:

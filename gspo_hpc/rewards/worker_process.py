@@ -7,9 +7,10 @@ import resource
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.schema import Reward, Sandbox
+from gspo_hpc.config.schema import Judges, Reward, Sandbox
 from gspo_hpc.rewards import spawning
 from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded, raised
 from gspo_hpc.rewards.registry import time_limit
@@ -36,8 +37,11 @@ def limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def start(reward: Reward, processes: int, sandbox: Sandbox) -> None:
-    """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool."""
+def start(reward: Reward, processes: int, sandbox: Sandbox, account: tuple[Path, Judges] | None) -> None:
+    """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool.
+
+    `account`: the file for the requests of graders that note them, and the budget.
+    """
     end_children_with_this_process()
     spawning.begun()
     limit_memory(reward.memory_gb)
@@ -48,10 +52,15 @@ def start(reward: Reward, processes: int, sandbox: Sandbox) -> None:
     for standard in (0, 1, 2):  # a grader's prints must not reach the console and the logs of a run
         os.dup2(nothing, standard)
     os.environ["OMP_NUM_THREADS"] = "1"  # the cores belong to training and generation
+    spending = None
     for place, term in enumerate(reward.functions):
         try:
+            if account is not None and spending is None:
+                from gspo_hpc.runs.spending import Spending  # here: most graders ask nobody
+
+                spending = Spending(*account)
             seconds = time_limit(reward, place)[0]
-            _graders.append(loaded(term, time_limit=seconds, processes=processes, sandbox=sandbox))
+            _graders.append(loaded(term, time_limit=seconds, processes=processes, sandbox=sandbox, spending=spending))
             _errors.append(None)
         except MemoryError:
             _graders.append(None)

@@ -108,14 +108,18 @@ class CallCounters:
         """Return True once this rank knows that all ranks called :meth:`leave`."""
         return self.notices.has(f"{self._name}/left")
 
-    def stop(self) -> None:
-        """Have all ranks stop the call."""
+    def stop(self, why: str = "") -> None:
+        """Have all ranks stop the call, because somebody asked for it, or because of `why`."""
         if not self.stopped():
-            self.notices.post(f"{self._name}/stop")
+            self.notices.post(f"{self._name}/stop", why)
 
     def stopped(self) -> bool:
         """Return True once this rank knows that a rank called :meth:`stop`."""
         return self.notices.has(f"{self._name}/stop")
+
+    def why_stopped(self) -> str:
+        """Return the reason for which a rank stopped the call, as far as this rank knows; empty if it was asked to."""
+        return next(filter(None, self.notices.texts(f"{self._name}/stop")), "")
 
 
 @dataclass
@@ -248,6 +252,10 @@ class Generation:
             self.seconds_waiting_for_rewards += time.monotonic() - began
         if any(result.failure for _, result in results) and self.stop_requested():
             return False  # Slurm signals every process of a job: a reward function that died of that has not failed
+        over = [result.failure or "" for _, result in results if is_over_budget(result)]
+        if over and self.config.judges.used_up == "stop":
+            self.counters.stop(over[0])  # their groups are not in the journal: a larger budget grades them
+            return False
         for (slot, index), result in results:
             group, graded = self._grading[slot]
             graded[index] = result
@@ -309,6 +317,11 @@ def with_piece(group: Group, weights_version: int) -> Group:
     return group.with_completions(tuple(map(told, group.completions)))
 
 
+def is_over_budget(result: RewardResult) -> bool:
+    """Return whether a reward is missing because the budget of judges is used up."""
+    return "over_budget" in result.outcomes.values()
+
+
 def as_graded(group: Group) -> list[Sampled]:
     """Return the completions of a group as reward functions see them; a conversation has the environment's reward."""
     return [
@@ -320,7 +333,8 @@ def as_graded(group: Group) -> list[Sampled]:
 def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: str) -> Group:
     """Return the group with the reward of each completion; `on_failure` "exclude" excludes those without one.
 
-    A conversation whose environment failed has none, whatever was graded of it. Without `results`, nothing was.
+    A conversation whose environment failed has none, whatever was graded of it. Without `results`, nothing was. One
+    that no judge was asked about, for want of a budget, is excluded in any case.
     """
 
     def grade(completion: Completion, result: RewardResult | None) -> Completion:
@@ -332,7 +346,7 @@ def with_rewards(group: Group, results: Mapping[int, RewardResult], on_failure: 
             reward_parts=told.parts,
             outcomes=dict(told.outcomes),
             failure=failure,
-            excluded=failure is not None and on_failure == "exclude",
+            excluded=failure is not None and (on_failure == "exclude" or is_over_budget(told)),
         )
 
     return group.with_completions(tuple(grade(c, results.get(i)) for i, c in enumerate(group.completions)))

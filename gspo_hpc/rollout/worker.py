@@ -46,6 +46,18 @@ class Interrupted(Exception):
     """A stop was requested in the middle of a rollout. Finished groups are in the journal."""
 
 
+class JudgesOverBudget(Interrupted, ValueError):
+    """The budget of judges is used up in the middle of a rollout. Finished groups are in the journal."""
+
+    def __init__(self, why: str) -> None:
+        """Take what the reward function said on the rank that found it out; other ranks may not know it."""
+        self.why = why or "the budget of judges is used up"
+        super().__init__(
+            f"{self.why}; judges.used_up is stop: raise the limit, or give judges.used_up=exclude, and start the same "
+            "command again"
+        )
+
+
 @dataclass(frozen=True)
 class Generated:
     """The result of one call of generation."""
@@ -86,7 +98,8 @@ class RolloutWorker:
         """Sample and grade completions of every prompt. Collective.
 
         `progress` is called for every group that this rank's engine finished. Raises Interrupted on all ranks if a stop
-        was requested, EngineLost if an engine cannot be restarted any more.
+        was requested, JudgesOverBudget if it was for want of a budget, EngineLost if an engine cannot be restarted any
+        more.
         """
         self._calls += 1
         counters = CallCounters(self.store, self.notices, self._calls, len(request.slots), request.enough)
@@ -108,7 +121,11 @@ class RolloutWorker:
                 raise Interrupted from None
         stopped = counters.stopped()
         # All ranks meet here before any of them ends and closes the stores that the others still read.
-        extremes = largest(engine_extremes(engine_time if self.engine is not None else None), self.ranks.device)
+        own = engine_extremes(engine_time if self.engine is not None else None)
+        why = counters.why_stopped()
+        *extremes, over_budget = largest([*own, float(bool(why))], self.ranks.device)
+        if over_budget > 0:
+            raise JudgesOverBudget(why)
         if stopped:
             raise Interrupted
         return Generated(mine, engine_metrics(extremes), waited, unfinished)

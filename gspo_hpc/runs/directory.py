@@ -15,6 +15,7 @@ from typing import Any
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config
+from gspo_hpc.runs import spending
 from gspo_hpc.runs.lock import Lock, holder, now, who
 from gspo_hpc.runs.same_run import changes, data_hashes, made_progress
 from gspo_hpc.runs.snapshot import fingerprints
@@ -45,6 +46,7 @@ class RunDir:
         self.info = self.path / "run.json"  # written last by a first start: a directory with it is a run
         self.attempts = self.path / "attempts"
         self.rollouts = self.path / "rollouts"
+        self.spending = self.path / spending.FOLDER  # requests to judges
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"

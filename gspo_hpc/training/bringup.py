@@ -39,7 +39,7 @@ from gspo_hpc.rollout.generation import always
 from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
 from gspo_hpc.rollout.worker import RolloutWorker
-from gspo_hpc.runs import commit
+from gspo_hpc.runs import commit, spending
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
@@ -184,8 +184,8 @@ def start_rollout_worker(
 
     `experts`: the model is a mixture of experts. `make_room`: the trainer leaves the GPUs' memory on all ranks, because
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
-    `rollouts`: the folder of journals, where a rollout may go on with groups of the one before. `has_signal` tells of a
-    graded group whether there is anything to learn from it.
+    `rollouts`: the folder of journals, where a rollout may go on with groups of the one before; requests to judges are
+    noted beside it. `has_signal` tells of a graded group whether there is anything to learn from it.
     """
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
@@ -197,7 +197,9 @@ def start_rollout_worker(
         with signals_default_in_children(), limited():  # by the engine's own patience
             engine.start()
             if config.reward.functions:
-                pool = RewardPool(config.reward, num_engines, config.sandbox, config.data.sources)
+                account = None if rollouts is None else spending.file_of(rollouts.parent, ranks.rank)
+                sources, judges = config.data.sources, config.judges
+                pool = RewardPool(config.reward, num_engines, config.sandbox, sources, judges, account)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)
                 turns = turn_pool(config, num_engines)

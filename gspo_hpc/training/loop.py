@@ -11,7 +11,7 @@ import time
 from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.policy.process_groups import any_rank
 from gspo_hpc.rollout.resampling import Starved
-from gspo_hpc.rollout.worker import Interrupted
+from gspo_hpc.rollout.worker import Interrupted, JudgesOverBudget
 from gspo_hpc.training import update
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.session import Session
@@ -68,12 +68,14 @@ def train(session: Session, progress: Progress) -> str:
             session.checkpoints.check()
             if any_rank(clock.monitor.stop_requested(), session.policy.ranks.device):
                 raise Interrupted
-    except (Interrupted, Abandoned):
+    except (Interrupted, Abandoned) as why:
         # What was sampled ahead by weights that are gone has to be whole, or the run goes on from the last checkpoint.
         unsaved = progress.cursor.step > progress.saved_step and session.sampler.is_settled(progress.cursor)
         if unsaved and session.checkpoints.can_save():
             _save(session, progress)
         session.checkpoints.wait()
+        if isinstance(why, JudgesOverBudget):  # the same command would end the same way
+            raise
         return "stopped"
     except Starved:  # what was trained so far is kept
         if progress.cursor.step > progress.saved_step and session.checkpoints.can_save():

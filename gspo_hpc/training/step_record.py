@@ -22,6 +22,7 @@ from gspo_hpc.evaluation.by_source import graded_rows, source_metrics
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.schedule import StepResult
 from gspo_hpc.runs.cursor import Cursor
+from gspo_hpc.runs.spending import Account
 from gspo_hpc.training.observers.base import StepObserver, TrainedGroups
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import Recipe
@@ -150,7 +151,10 @@ class StepRecorder:
         recovery: Deaths,
         observers: StepObserver,
         clock: StepClock,
+        account: Account | None = None,
     ) -> None:
+        """`account`: the requests to judges, on the rank whose records are kept."""
+        self._account = account
         self._recipe, self._weights, self._recovery = recipe, weights, recovery
         self._observers, self._clock = observers, clock
         self._deaths_noted = 0
@@ -169,7 +173,7 @@ class StepRecorder:
         if config.environment.tools:
             record = {"tool_calls": 0.0} | record
         record |= self._speed(before, progress, record)
-        record |= self._state(before, progress)
+        record |= self._state(before, progress) | self._judges()
         if result is not None and result.expert_tokens:
             self._observers.experts(progress.cursor.step, result.expert_tokens)
         return record | clock.measured().metrics()
@@ -192,6 +196,21 @@ class StepRecorder:
         own = record["seconds"] - (rollout_seconds if before.update == 0 else 0.0)
         seconds = own + rollout_seconds / self._recipe.updates_per_rollout
         return {"completion_tokens_per_s": record["completion_tokens"] / seconds}
+
+    def _judges(self) -> dict[str, Any]:
+        """Return what the run has asked of judges so far, in all its attempts; empty if nothing."""
+        if self._account is None:
+            return {}
+        self._account.read()
+        used = self._account.total()
+        if not used.requests:
+            return {}
+        return {
+            "judge/requests": used.requests,
+            "judge/prompt_tokens": used.prompt_tokens,
+            "judge/completion_tokens": used.completion_tokens,
+            "judge/cost": used.cost,
+        }
 
     def _state(self, before: Cursor, progress: Progress) -> dict[str, Any]:
         """Return the attempt, its engine restarts and passes, and after a rollout its sync and its engines."""

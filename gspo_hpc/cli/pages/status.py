@@ -64,8 +64,9 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
     told: dict[str, list[str]] = {}  # runs of which the same is said are named together
     for state in states:
         distils = f"distils {state.distils}" if state.distils else ""
+        judges = f"asked of judges: {state.judges}" if state.judges else ""
         waits = f"waits for {state.waits_for}" if state.waits_for else ""
-        for line in (state.reason, state.worry, waits, distils, *_served(state)):
+        for line in (state.reason, state.worry, waits, distils, judges, *_served(state)):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -97,6 +98,8 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  trains {state.adapter}"
     if state.distils:
         yield f"  distils {state.distils}"
+    if state.judges:
+        yield f"  asked of judges: {state.judges}"
     if state.waits_for:
         yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):

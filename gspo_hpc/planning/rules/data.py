@@ -38,6 +38,7 @@ class DataRule(RuleId):
     CURRICULUM_WEIGHS_PROMPTS = auto()
     SANDBOX_HAS_ITS_PLACE = auto()
     SANDBOX_READS_NO_RUN = auto()
+    JUDGES_BUDGET_BOUNDS_SOMETHING = auto()
 
 
 @rule(DataRule.DATA_FILLS_ROLLOUT, "the training data has prompts for at least one rollout")
@@ -258,3 +259,35 @@ def _readable(plan: PlanBuilder) -> Iterator[str]:
                     f"sandbox.readable names {folder}, and {key} ({path}) lies in it: programs that the model writes "
                     "would read it; name narrower folders, or leave it out with sandbox.readable=[]"
                 )
+
+
+@rule(
+    DataRule.JUDGES_BUDGET_BOUNDS_SOMETHING,
+    "a budget in `judges` is for a judge whose replies and prices say what it uses",
+    estimable=True,
+)
+def _judges_budget(plan: PlanBuilder) -> Iterator[str]:
+    config = plan.config
+    budget = {f"judges.{key}": value for key, value in config.judges if key != "used_up" and value is not None}
+    if not budget:
+        return
+    from gspo_hpc.planning import judges  # only here: most runs have none
+
+    found = judges.judges(config)
+    own = any(".py:" in term.function for term in config.reward.functions)  # it may note requests of its own
+    if not found and not own:
+        name, value = next(iter(budget.items()))
+        yield f"{name} ({value:g}) is a budget, but no reward function asks a judge: give {name}=null"
+    for term in found:
+        prices = [term.args.get(f"{kind}_price", 0.0) for kind in ("prompt", "completion")]
+        unbounded = judges.reply_tokens(term.args) is None
+        if unbounded and ("judges.max_completion_tokens" in budget or ("judges.max_cost" in budget and prices[1])):
+            yield (
+                f"judges.{'max_completion_tokens' if 'judges.max_completion_tokens' in budget else 'max_cost'} is a "
+                "budget, but nothing bounds a reply of the judge: give max_tokens in `request` of its args"
+            )
+        if "judges.max_cost" in budget and not any(prices):
+            yield (
+                f"judges.max_cost ({config.judges.max_cost:g}) is a budget, but the judge has no price: give "
+                "prompt_price and completion_price in its args, or judges.max_cost=null"
+            )

@@ -16,6 +16,13 @@ _THINKING, _THOUGHT = "<think>", "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>)?", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>", re.DOTALL)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_KEY = "<arg_key>"
+_START, _MESSAGE = "<|start|>", "<|message|>"  # of the harmony format
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return|endoftext)\|>")
+_RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
+_FUNCTIONS = "functions."
+_NO_FUNCTIONS = ("assistant", "browser", "python", "container")  # other recipients: the format's own, built-in tools
 _PYTHON_TAG = "<|python_tag|>"
 _END = re.compile(r"(?:<\|[a-z_]+\|>|</s>)\s*\Z")  # what the model ended its message with
 
@@ -80,10 +87,57 @@ def qwen3_coder(text: str) -> list[Call]:
     return calls
 
 
+def glm45(text: str) -> list[Call]:
+    """Return the calls between <tool_call> tags as NAME with <arg_key> and <arg_value> pairs (GLM 4.5 and later).
+
+    Values are texts, whatever the tool takes.
+    """
+    calls = []
+    for found in _HERMES.finditer(_said(text)):
+        name, key, rest = found[1].partition(_KEY)
+        name, pairs = name.strip(), [(one.strip(), value) for one, value in _ARGUMENT.findall(key + rest)]
+        if not name or "<" in name:
+            calls.append(Call("", {}, "the call must be NAME with an <arg_key> and an <arg_value> for each argument"))
+        elif _ARGUMENT.sub("", key + rest).strip() or len({one for one, _ in pairs}) < len(pairs):
+            calls.append(Call(name, {}, "each argument must be one <arg_key>...</arg_key><arg_value>...</arg_value>"))
+        else:
+            calls.append(Call(name, dict(pairs), texts=True))
+    return calls
+
+
+def openai(text: str) -> list[Call]:
+    """Return the calls of a message in the harmony format: its parts with a function as recipient (gpt-oss).
+
+    A part is `<|channel|>NAME to=functions.TOOL <|constrain|>json<|message|>ARGUMENTS<|call|>`; the recipient may stand
+    before the channel. The first part has no <|start|>, which the prompt ends with.
+    """
+    calls = []
+    for part in text.split(_START):
+        header, begun, content = part.partition(_MESSAGE)
+        recipient = _RECIPIENT.search(header)
+        if recipient is None or recipient[1].partition(".")[0] in _NO_FUNCTIONS:
+            continue
+        name = recipient[1].removeprefix(_FUNCTIONS)
+        if not begun:
+            calls.append(Call(name, {}, "the call has no arguments: <|message|> must follow its recipient"))
+            continue
+        ended = _MESSAGE_END.search(content)
+        given = content[: ended.start()] if ended else content
+        try:
+            arguments = json.loads(given, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            calls.append(Call(name, {}, "the arguments are no JSON object"))
+            continue
+        calls.append(_read({"name": name, "arguments": arguments}))
+    return calls
+
+
 PARSERS: dict[str, Callable[[str], list[Call]]] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
     "qwen3_coder": qwen3_coder,
+    "glm45": glm45,
+    "openai": openai,
 }
 
 
@@ -91,7 +145,9 @@ def asked_for(template: str) -> str | None:
     """Return the name of the parser for the form in which a chat template asks for calls; None for another form."""
     if "<tool_call>" in template:
         # Others write XML within the same tags.
-        return "qwen3_coder" if "<function=" in template else None if "<arg_key>" in template else "hermes"
+        return "qwen3_coder" if "<function=" in template else "glm45" if _KEY in template else "hermes"
+    if "<|channel|>commentary" in template:
+        return "openai"
     if '"parameters": ' in template and ("ipython" in template or _PYTHON_TAG in template):
         return "llama3_json"
     return None

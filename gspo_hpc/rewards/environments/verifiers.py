@@ -105,7 +105,8 @@ def main(words: Sequence[str]) -> int:
         environment.close()
     lines = []
     for row in rows:
-        prompt = [{key: one[key] for key in ("role", "content")} for one in row["prompt"]]
+        asked = row["prompt"]  # messages, or a text as from the user
+        prompt = asked if isinstance(asked, str) else [{key: one[key] for key in ("role", "content")} for one in asked]
         answer = {"answer": row["answer"]} if "answer" in row else {}
         lines.append(json.dumps({"prompt": prompt, **answer, FIELD: row}, ensure_ascii=False))
     given.file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -37,6 +37,7 @@ from gspo_hpc.rollout.resampling import DrawLimits
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit, sample_record
 from gspo_hpc.runs.directory import Attempt, RunDir
+from gspo_hpc.runs.spending import Account
 from gspo_hpc.system.control import Client
 from gspo_hpc.system.exit_codes import DONE, REQUEUE
 from gspo_hpc.system.files import open_log
@@ -172,6 +173,7 @@ class TrainingJob:
             sampler = ColocatedSampler(recipe, data, worker, weights, self._run.rollouts, observers, clock)
         staging = partial(new_staging, self._run, ranks)
         self._checkpoints = Checkpoints(saver, staging, control, observers, clock, ranks)
+        account = Account(self._run.spending) if ranks.rank == 0 else None
         session = Session(
             recipe=recipe,
             policy=policy,
@@ -181,7 +183,7 @@ class TrainingJob:
             weights=weights,
             watch=RolloutGapMonitor(config, progress.baseline),
             checkpoints=self._checkpoints,
-            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock),
+            recorder=StepRecorder(recipe, weights, worker.recovery, observers, clock, account),
             observers=observers,
             clock=clock,
         )

@@ -20,7 +20,7 @@ from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import ProgressCallback, Request, ignore_progress
 from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import engine_deaths
-from gspo_hpc.rollout.worker import Generated, Interrupted
+from gspo_hpc.rollout.worker import Generated, Interrupted, JudgesOverBudget
 from gspo_hpc.runs import journal
 from gspo_hpc.system.files import wait_until_visible
 from gspo_hpc.system.progress import waiting
@@ -50,6 +50,12 @@ class Answer:
     files: dict[str, int]  # the journals of the call's folder that they have written, with their sizes
     short: str = ""  # why the run is to stop and start again: the memory of one of their nodes runs out
     unfinished: dict[str, int] = field(default_factory=dict)  # as `files`, of groups that later rollouts go on with
+    over_budget: str | None = None  # why it was stopped, if for want of a budget for judges
+
+    def require_whole(self) -> None:
+        """Raise Interrupted if the call was stopped: JudgesOverBudget, if for want of a budget."""
+        if self.stopped:
+            raise Interrupted if self.over_budget is None else JudgesOverBudget(self.over_budget)
 
 
 class RemoteEngines:
@@ -124,8 +130,7 @@ class RemoteEngines:
     def wait_for_all(self) -> None:
         """Wait until the engines have nothing more to do. Raises Interrupted if a call was stopped."""
         for call in self._open:
-            if self.wait(call).stopped:
-                raise Interrupted
+            self.wait(call).require_whole()
         self._open.clear()
 
     def read(self, call: Call, answer: Answer) -> dict[int, Group]:
@@ -155,8 +160,7 @@ class RemoteEngines:
         name = self.from_rank_0(lambda: {"random": secrets.token_hex(8)})["random"]  # what is left over never counts
         call = self.start(request, folder, f"evaluation {name}")
         answer = self.wait(call)
-        if answer.stopped:
-            raise Interrupted
+        answer.require_whole()
         own = self.read(call, answer)
         self.ranks.exchange.transport.barrier()
         if self.ranks.rank == 0:

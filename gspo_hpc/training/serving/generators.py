@@ -30,7 +30,7 @@ from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
 from gspo_hpc.policy.process_groups import Ranks, any_rank, store
 from gspo_hpc.rollout.generation import Request
-from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
+from gspo_hpc.rollout.worker import Interrupted, JudgesOverBudget, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.system.progress import mark, waiting
 from gspo_hpc.system.signals import StopFlag
@@ -285,13 +285,15 @@ class GeneratorJob:
         if worker.engine is not None and request.slots:
             writer = journal.Journal(folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout)
         stopped, waited, engines, files = False, 0.0, dict[str, float](), dict[str, int]()
+        over_budget: str | None = None
         try:
             generated = worker.generate(request, writer)
             waited, engines = generated.seconds_waiting_for_rewards, generated.engines
             left, number = generated.unfinished.values(), self._ranks.rank
             files = carrying.write(folder, number, left, fingerprint, request.rollout, "unfinished")
-        except Interrupted:
+        except Interrupted as why:
             stopped = self._was_stopped = True
+            over_budget = why.why if isinstance(why, JudgesOverBudget) else None
         finally:
             if writer is not None:
                 writer.close()
@@ -302,6 +304,7 @@ class GeneratorJob:
         every = [json.loads(one) for one in gather_unordered(transport, json.dumps(own).encode())]
         return {
             "stopped": stopped,
+            "over_budget": over_budget,
             "engines": engines,
             "waited": max(seconds for seconds, *_ in every),
             "files": {name: size for _, written, _, _ in every for name, size in written.items()},

@@ -163,8 +163,7 @@ class RemoteSampler(Sampler):
             completions = len(call.request.slots) * call.request.samples
             with self._clock.phase("generate"), self._observers.rollout(begun.number, completions) as progress:
                 answer = self._engines.wait(call, progress)
-            if answer.stopped:
-                raise Interrupted
+            answer.require_whole()
             seconds = self._clock.seconds
             seconds["reward_wait"] = seconds.get("reward_wait", 0.0) + answer.waited
             begun.drawing.add(self._engines.read(call, answer), call.request.slots)

@@ -14,7 +14,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import trained
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan
-from gspo_hpc.runs import commit, distillation, learning
+from gspo_hpc.runs import commit, distillation, learning, spending
 from gspo_hpc.system.terminal import program
 from gspo_hpc.system.text import duration
 
@@ -53,7 +53,10 @@ def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) ->
 
 
 def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, run: Path) -> Iterator[tuple[str, bool]]:
-    """Yield four lines: the result, what was learnt, where it is and what comes next. True marks what should worry."""
+    """Yield four lines: the result, what was learnt, where it is and what comes next. True marks what should worry.
+
+    Where judges were asked, one more says what they were asked.
+    """
     steps = [record for record in records if record.get("step") and "seconds" in record]
     step, last = max((int(record["step"]) for record in steps), default=0), config.run.max_steps or 0
     if not steps:
@@ -75,6 +78,8 @@ def closing(config: Config, records: Sequence[Mapping[str, Any]], reason: str, r
         )
     elif found is not None:
         yield f"{found.numbers}{beside}", False
+    if (account := spending.read(run / spending.FOLDER)) is not None:
+        yield f"asked of judges: {spending.words(account, config.judges)}", False
     whole = commit.list_committed(run / "checkpoints")
     kept = f"checkpoint {int(whole[-1].name)}, " if whole else "no checkpoint, "
     yield f"in {run}: {kept}metrics.jsonl, samples.jsonl", False

@@ -1,7 +1,8 @@
 """Calls of generation with a real store and journal, and stand-ins for engine and reward pool.
 
 Catches a stop that costs the attempt or the time of an engine's start, ranks that wait and count as moving on, and
-prompts that reach ranks which do not generate them.
+prompts that reach ranks which do not generate them; ranks of which only some end without a budget for judges, and a
+completion that such an end makes a zero.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.rollout import carried_files
 from gspo_hpc.rollout.carried_files import CarriedFiles
-from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed
+from gspo_hpc.rollout.generation import CallCounters, Generation, Request, ignore_progress, sample_seed, with_rewards
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
-from gspo_hpc.rollout.worker import Interrupted, RolloutWorker
+from gspo_hpc.rollout.worker import Interrupted, JudgesOverBudget, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.journal import Journal, read_journals
 from gspo_hpc.system import progress
@@ -531,3 +532,45 @@ def test_a_rank_that_has_left_does_not_count_as_moving_on() -> None:
             patch.setattr(f"gspo_hpc.{module}.mark", mark)
         world.run(rank)
     assert looks[1] > 100 and moved[1] < 10
+
+
+class Unpaid(StandInPool):
+    """A pool whose judge has no budget left."""
+
+    def submit_group(self, keys: list[tuple[int, int]], *texts: Any) -> None:
+        over: Any = {"judge": "over_budget"}
+        self.results += [(key, RewardResult(0.0, {}, "judge: was not called: 5 of 5 requests", over)) for key in keys]
+
+
+def test_without_a_budget_all_ranks_end_alike_and_nothing_is_journalled(tmp_path: Path) -> None:
+    world = World(3, 0)
+    make = workers(world, [StandInEngine(), Busy(), None], lambda fill: None, lambda: False)
+    journal = Journal(tmp_path, 0, fingerprint="f", rollout=5)
+    told: dict[int, str] = {}
+
+    def largest(values: Any, device: torch.device) -> list[float]:
+        return [max(column) for column in zip(*world.gather(values), strict=True)]
+
+    def rank() -> None:
+        worker = make()
+        worker.pool = Unpaid()  # type: ignore[assignment]
+        with pytest.raises(JudgesOverBudget) as caught:
+            worker.generate(request(), journal if world.rank == 0 else None)
+        told[world.rank] = str(caught.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gspo_hpc.rollout.worker.largest", largest)
+        world.run(rank)
+    journal.close()
+    assert len(told) == 3 and read_journals(tmp_path, "f") == {}
+    assert told[0].startswith("judge: was not called: 5 of 5 requests; judges.used_up is stop: raise the limit")
+
+
+def test_completions_that_no_judge_was_asked_about_are_excluded_and_no_zeros() -> None:
+    """reward.on_failure: zero is for reward functions that failed, and not for those that were not called."""
+    one = Completion(np.ones(1, np.int32), np.zeros(1, np.float32), "", "stop", 0)
+    group = Group(0, Prompt(0, np.ones(2, np.int32), "", {}), (one, one))
+    over: Any = {"judge": "over_budget"}
+    results = {0: RewardResult(0.0, {}, "over", over), 1: RewardResult(0.0, {}, "judge: raised", {"judge": "failed"})}
+    first, second = with_rewards(group, results, "zero").completions
+    assert (first.excluded, second.excluded) == (True, False)

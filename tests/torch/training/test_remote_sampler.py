@@ -8,6 +8,7 @@ that is asked although a rollout before has retired it.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.retired import Retirement
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.rollout.resampling import Starved
+from gspo_hpc.rollout.worker import JudgesOverBudget
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.training.checkpoint_state import SampledBy
@@ -264,3 +266,13 @@ def test_a_save_waits_for_all_rounds_and_a_resume_asks_for_none(tmp_path: Path) 
     stopped = sampler(tmp_path / "other", Weights("w0"), rollout=DYNAMIC, _1=1)
     stopped.sample(*at(rollout=0))
     assert not stopped.is_settled(Cursor(step=1, update=1))
+
+
+def test_a_call_that_no_budget_was_left_for_ends_the_run(tmp_path: Path) -> None:
+    """The next rollout is sampled ahead; what was trained until then is saved if nothing older is unfinished."""
+    made = sampler(tmp_path, Weights("w0"), _0=1)
+    whole = made._engines.wait
+    made._engines.wait = lambda call, progress=None: replace(whole(call), over_budget="judge: 5 of 5 requests")
+    with pytest.raises(JudgesOverBudget, match="judge: 5 of 5 requests; judges.used_up is stop: raise the limit"):
+        made.sample(*at(rollout=0))
+    assert not made.is_settled(Cursor(step=1, update=1))

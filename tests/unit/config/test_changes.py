@@ -47,6 +47,10 @@ REASONS = {
     "prompts that are drawn beyond those that are used": ("rollout.oversampling_factor",),
     "which gap between engine and trainer ends the run": ("rollout.probe_max_gap", "rollout.probe_mean_gap"),
     "how many processes grade, and their memory: the rewards are the same": ("reward.workers", "reward.memory_gb"),
+    "what judges may use in all: what they said stays, and a run that ended for it goes on": (
+        *("judges.max_requests", "judges.max_prompt_tokens", "judges.max_completion_tokens", "judges.max_cost"),
+        *("judges.used_up",),
+    ),
     "where programs of the model run: what they may use is the same": (
         *("sandbox.kind", "sandbox.image", "sandbox.url", "sandbox.readable"),
     ),

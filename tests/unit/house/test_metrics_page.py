@@ -24,7 +24,15 @@ from tests import metrics_page, pages
 
 # What makes the records: functions whose dictionaries and assignments to keys are metrics.
 PRODUCERS = {
-    "training/step_record.py": ("step_record", "outcome_shares", "tool_calls", "_speed", "_state", "_pass_record"),
+    "training/step_record.py": (
+        "step_record",
+        "outcome_shares",
+        "tool_calls",
+        "_speed",
+        "_judges",
+        "_state",
+        "_pass_record",
+    ),
     "training/telemetry/meter.py": ("metrics",),
     "training/sampling/base.py": ("_record_retired", "_data_metrics"),
     "training/sampling/carrying.py": ("metrics",),

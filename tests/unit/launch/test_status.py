@@ -22,7 +22,11 @@ from gspo_hpc.config import loader
 from gspo_hpc.launch import status, waiting
 from gspo_hpc.launch.slurm import commands
 from gspo_hpc.planning import exactness
+from gspo_hpc.report import summary
+from gspo_hpc.runs import spending
 from gspo_hpc.runs.directory import Attempt, RunDir, open_run
+from gspo_hpc.runs.reader import read_run
+from gspo_hpc.training.telemetry import headlines
 
 
 @pytest.fixture
@@ -85,6 +89,27 @@ def test_status_plan_and_report_say_alike_what_raises_the_grade(
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_what_judges_were_asked_is_told_everywhere(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.read(run.path).judges == ""
+    account = spending.Spending(spending.file_of(run.path, 3), loader.load(run.config).judges)
+    for _ in range(2):
+        number = account.ask(spending.Amount(1, 900, 100, 0.5), seconds=1.0)
+        assert number is not None
+    account.answered(number, spending.Amount(1, 300, 20, 0.125))
+    with run.lock():
+        run.new_attempt(loader.load(run.config, ["judges.max_requests=1000"])).finish("stopped", 75)
+    told = "2 of 1,000 requests, 1,200 prompt tokens, 120 completion tokens, cost 0.625, 1 of the requests without a"
+    assert status.read(run.path).judges.startswith(told)
+    run.append_metrics({"step": 1, "seconds": 2.0, "reward": 0.5})
+    config = loader.load(run.config)
+    lines = [text for text, _ in headlines.closing(config, run.read_metrics(), "stopped", run.path)]
+    assert any(line.startswith("asked of judges: 2 requests, 1,200 prompt tokens") for line in lines)
+    (fact,) = [one for one in summary.summary(read_run(run.path)).facts if one.name == "Requests to judges"]
+    assert (fact.value, fact.unit) == ("2", "of 1,000") and fact.note.startswith("1,200 prompt tokens, 120 completion")
+    assert main(["status", str(run.path)]) == 0
+    assert f"\n  asked of judges: {told}" in capsys.readouterr().out
 
 
 def test_the_time_left_follows_the_last_eight_steps(run: RunDir) -> None:

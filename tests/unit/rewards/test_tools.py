@@ -217,11 +217,13 @@ def test_calls_as_xml(file: Path) -> None:
 def test_the_template_says_how_it_wants_calls() -> None:
     assert asked_for("... <tool_call>\n{...}") == "hermes"
     assert asked_for("<tool_call>\n<function=NAME>") == "qwen3_coder"
-    assert asked_for("<tool_call>NAME<arg_key>") is None is asked_for("nothing of it")
+    assert asked_for("<tool_call>NAME<arg_key>") == "glm45" and asked_for("nothing of it") is None
+    assert asked_for("Calls must go to the commentary channel. <|channel|>commentary json") == "openai"
     assert asked_for('{"name": function name, "parameters": dictionary}. Environment: ipython') == "llama3_json"
     settings = config("calculator").environment
     with pytest.raises(
-        ValueError, match="a form that is not known here; give one of hermes, llama3_json, qwen3_coder as"
+        ValueError,
+        match="a form that is not known here; give one of hermes, llama3_json, qwen3_coder, glm45, openai as",
     ):
         Toolbox.of(settings, "{{ tools }}")
     with pytest.raises(ValueError, match="the chat template does not show tools"):

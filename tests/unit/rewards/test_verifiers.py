@@ -1,8 +1,9 @@
 """Environments of the package `verifiers` behind the Python that they are installed in (5 s, with the real one 60 s).
 
 A package of the same form stands in its place, so that what a turn, a replay and a failure become is shown without it.
-With GSPO_HPC_VERIFIERS, the Python of an environment with verifiers 0.1.14 and sophistry-bench-sprint, the real ones
-are asked. It would catch a conversation that a new process leads elsewhere, and errors that end more than a turn.
+With GSPO_HPC_VERIFIERS, a Python with verifiers, sophistry-bench-sprint and staros-stardata, the real ones are asked,
+as `bash tools/lanes.sh verifiers` does. It would catch a conversation that a new process leads elsewhere, and errors
+that end more than a turn.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Environment:
     def get_dataset(self, n=-1):
         rows = [{"prompt": [{"role": "user", "content": f"say {i}"}], "answer": str(i), "example_id": i, "info": None}
                 for i in range(3)]
+        if self.mood == "plain":
+            rows = [{**one, "prompt": one["prompt"][0]["content"]} for one in rows]
         return rows[:n] if n > 0 else rows
 
     async def run_rollout(self, row, client, model, sampling_args, state_columns=None):
@@ -175,6 +178,9 @@ def test_rows_and_a_pool_of_processes(python: str, tmp_path: Path, monkeypatch: 
     rows = load_rows(file, Data())
     assert [one.text for one in rows] == ["say 0", "say 1"] and rows[1].fields["answer"] == "1"
     assert "info" not in rows[0].fields["verifiers"]
+    plain = tmp_path / "plain.jsonl"
+    assert verifiers.main(["echo", str(plain), "--python", python, "--args", '{"mood": "plain"}']) == 0
+    assert [one.text for one in load_rows(plain, Data())] == ["say 0", "say 1", "say 2"]
     words = [
         "environment.name=verifiers",
         f"environment.args={{id: echo, python: '{python}'}}",
@@ -215,6 +221,19 @@ def test_a_real_environment(tmp_path: Path) -> None:
         assert all(answer["over"] and isinstance(answer["reward"], float) for answer in answers)
         _, few, right, many = (answer["reward"] for answer in answers)
         assert few < right > many
+
+
+@pytest.mark.skipif(REAL is None, reason="GSPO_HPC_VERIFIERS names no Python with verifiers")
+def test_a_real_environment_whose_prompts_are_texts(tmp_path: Path) -> None:
+    assert REAL is not None
+    file, name = tmp_path / "rows.jsonl", "stardata.envs.constraint_gym"
+    assert verifiers.main([name, str(file), "--python", REAL, "--rows", "2"]) == 0
+    rows = load_rows(file, Data())
+    assert all(one.text.startswith("Write a haiku") for one in rows)
+    made = Verifiers(name, REAL)
+    answer = made.step(made.reset(rows[0].fields, 0), "An old silent pond")
+    made.close()
+    assert answer["over"] and 0.0 <= answer["reward"] <= 1.0
 
 
 TURNS = """

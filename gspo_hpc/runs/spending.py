@@ -1,0 +1,198 @@
+"""The account of requests to judges: what a run has asked of endpoints in all its attempts, and what it may still ask.
+
+spending/ of the run directory has one file for each rank with a reward pool, to which the processes of the pool append.
+A request is noted before it is sent, with the most that it may use, and again when its answer is there, with what it
+used. So a kill at any instant leaves each request that was sent in the account once: without an answer, it counts with
+the most that it may have used.
+
+A budget holds without locks. A process notes its request, reads the files of all ranks, and sends it only where
+everything noted fits: of two that note theirs at once, at least one sees both. Requests under way may turn out to use
+less, so a process waits for them before it finds the budget used up. A line has a CRC-32; it begins and ends with a
+line break, so that one which a full disk has torn costs no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo_hpc.config.schema import Judges
+from gspo_hpc.data.outcomes import OverBudget
+from gspo_hpc.system.files import make_private_dir, open_log, plain_disk_full, sync_dir, write_all
+
+FOLDER = "spending"  # of a run directory
+_ASKED, _ANSWERED, _WITHDRAWN = "asked", "answered", "withdrawn"
+_ROUNDING = 1e-9  # share by which a sum of costs may be above the largest one, being rounded
+_LIMITS = {  # settings of Judges: what they bound, and its name for people
+    "max_requests": ("requests", "requests"),
+    "max_prompt_tokens": ("prompt_tokens", "prompt tokens"),
+    "max_completion_tokens": ("completion_tokens", "completion tokens"),
+    "max_cost": ("cost", "cost"),
+}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Requests, and what they use: tokens, and a cost in the currency of the prices."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        """Return both together."""
+        return Amount(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+        )
+
+
+@dataclass
+class Account:
+    """The requests in the files of a folder, read as far as they were written when :meth:`read` was called."""
+
+    folder: Path
+    answered: Amount = field(default_factory=Amount)
+    open: dict[str, tuple[Amount, float]] = field(default_factory=dict)  # by number: the most, and until when it waits
+    estimated: int = 0  # answers that did not say how many tokens they took
+    _read: dict[str, int] = field(default_factory=dict)  # bytes by file
+
+    def read(self) -> None:
+        """Read what was appended since the last call."""
+        for path in sorted(self.folder.glob("rank-*.requests")):
+            begin = self._read.get(path.name, 0)
+            with path.open("rb") as file:  # opened anew: so NFS shows what other nodes have written
+                file.seek(begin)
+                data = file.read()
+            end = data.rfind(b"\n") + 1
+            self._read[path.name] = begin + end
+            for event in _events(data[:end]):
+                self._note(*event)
+
+    def total(self) -> Amount:
+        """Return all requests together; one without an answer counts with the most that it may use."""
+        return sum((most for most, _ in self.open.values()), self.answered)
+
+    def certain(self) -> Amount:
+        """Return the total without the tokens and costs of requests that may still be answered."""
+        now = time.time()
+        open_ = (most if until < now else Amount(most.requests) for most, until in self.open.values())
+        return sum(open_, self.answered)
+
+    def _note(self, kind: str, number: str, *values: Any) -> None:
+        if kind == _ASKED:
+            prompt_tokens, completion_tokens, cost, until = values
+            self.open[number] = Amount(1, prompt_tokens, completion_tokens, cost), until
+            return
+        self.open.pop(number, None)
+        if kind == _ANSWERED:
+            prompt_tokens, completion_tokens, cost, told = values
+            self.answered += Amount(1, prompt_tokens, completion_tokens, cost)
+            self.estimated += not told
+
+
+class Spending:
+    """One process's end of the account. It notes requests, and says whether the budget allows for them."""
+
+    def __init__(self, path: Path, limits: Judges) -> None:
+        """Append to the file `path` (rank-NNNN.requests of the folder); `limits` is the budget of the run."""
+        make_private_dir(path.parent)
+        self._path, self._limits = path, limits
+        self._bounded = any(getattr(limits, name) is not None for name in _LIMITS)
+        self._account = Account(path.parent)
+        self._process, self._count = secrets.token_hex(6), 0
+        with plain_disk_full(path):
+            self._fd = open_log(path)
+            sync_dir(path.parent)
+
+    def ask(self, most: Amount, seconds: float) -> str | None:
+        """Note a request that is sent at once, with the most that it may use; return its number.
+
+        None: it has to wait for others, which may leave room for it. `seconds`: after them, its answer will not come.
+        Raises OverBudget where there is no room, OSError where the disk is full.
+        """
+        if self._bounded and not self._has_room(most):
+            return None
+        self._count += 1
+        number = f"{self._process}-{self._count}"
+        values = [most.prompt_tokens, most.completion_tokens, most.cost, round(time.time() + seconds, 1)]
+        self._append([_ASKED, number, *values], durable=True)
+        if self._bounded and not self._has_room():
+            self._append([_WITHDRAWN, number])
+            return None
+        return number
+
+    def answered(self, number: str, used: Amount, *, told: bool = True) -> None:
+        """Note what a request has used. `told`: the endpoint said so."""
+        self._append([_ANSWERED, number, used.prompt_tokens, used.completion_tokens, used.cost, int(told)])
+
+    def _has_room(self, more: Amount | None = None) -> bool:
+        """Return whether all that is noted fits the budget, with `more`; raise OverBudget if that will not change."""
+        self._account.read()
+        more = more or Amount()
+        if not _over(self._account.total() + more, self._limits):
+            return True
+        if more.requests and (over := _over(self._account.certain() + more, self._limits)):
+            name, (_, what) = over, _LIMITS[over]
+            raise OverBudget(f"the budget of {what} (judges.{name}) is used up: {words(self._account, self._limits)}")
+        return False
+
+    def _append(self, event: list[Any], *, durable: bool = False) -> None:
+        data = json.dumps(event, separators=(",", ":")).encode()
+        with plain_disk_full(self._path):
+            write_all(self._fd, b"\n%08x %s\n" % (zlib.crc32(data), data))
+            if durable:
+                os.fdatasync(self._fd)
+
+
+def file_of(run: Path, rank: int) -> Path:
+    """Return the file of a rank in a run directory."""
+    return run / FOLDER / f"rank-{rank:04d}.requests"
+
+
+def read(folder: Path) -> Account | None:
+    """Return the account of a run from its folder; None where no judge was asked."""
+    account = Account(folder)
+    account.read()
+    return account if account.total().requests else None
+
+
+def words(account: Account, limits: Judges | None) -> str:
+    """Return what was used, and of how much, for people."""
+    used, parts = account.total(), []
+    for setting, (name, what) in _LIMITS.items():
+        value, most = getattr(used, name), None if limits is None else getattr(limits, setting)
+        if value == 0 and most is None:
+            continue
+        of = "" if most is None else f" of {most:,}"
+        parts.append(f"{what} {value:,.6g}{of}" if name == "cost" else f"{value:,}{of} {what}")
+    if guessed := len(account.open) + account.estimated:
+        parts.append(f"{guessed:,} of the requests without a count of tokens, which count with their most")
+    return ", ".join(parts)
+
+
+def _over(amount: Amount, limits: Judges) -> str | None:
+    """Return the first setting that an amount exceeds."""
+    for setting, (name, _) in _LIMITS.items():
+        most = getattr(limits, setting)
+        if most is not None and getattr(amount, name) > most * (1 + _ROUNDING * (name == "cost")):
+            return setting
+    return None
+
+
+def _events(data: bytes) -> Iterator[list[Any]]:
+    """Yield the events of lines that are whole."""
+    for line in data.split(b"\n"):
+        payload = line[9:]
+        if line and line[:9] == b"%08x " % zlib.crc32(payload):
+            yield json.loads(payload)
