@@ -236,7 +236,7 @@ def sources(draft: Draft, name: str, shares: str) -> bool:
         for source, weight in zip(made, weights, strict=False):
             source["weight"] = yaml_value(weight)
         draft.credit("data.sources", shares)
-        draft.differs.append(f"{shares}: an epoch ends with the first file there (first_exhausted): give run.max_steps")
+        draft.differs.append(f"{shares}: an epoch there is not each row once (stopping_strategy): see run.max_steps")
     unset = next(filter(is_unset, files), None)
     draft.put("data.sources", made, name) if unset is None else draft.keep("data.sources", name, unset)
     draft.settings["data.sources"] = (made, draft.settings["data.sources"][1])  # of all files, also where one is unset

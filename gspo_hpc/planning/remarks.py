@@ -162,7 +162,8 @@ def _older_kernels(plan: PlanBuilder) -> Iterator[str]:
         name, (major, minor) = found
         yield (
             f"FlashAttention needs GPUs of compute capability 8.0 or newer, and {name} has {major}.{minor}: engines "
-            "take vLLM's attention in Triton, the trainer torch's, and this plan counts neither as slower."
+            "take vLLM's attention in Triton (before 0.24 with rollout.engine.attention_backend=TRITON_ATTN), the "
+            "trainer torch's, and this plan counts neither as slower."
         )
         if plan.config.model.dtype == "float32":
             yield (

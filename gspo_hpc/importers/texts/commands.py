@@ -30,7 +30,7 @@ _VERLS_ENTRY = re.compile(
 TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
     "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps "
-    "wget curl code dos2unix".split()
+    "wget curl code dos2unix pip pip3 pytest pylint mypy flake8 source . hf aws truncate".split()
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")

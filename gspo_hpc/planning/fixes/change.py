@@ -44,7 +44,10 @@ class Change:
 
     def __str__(self) -> str:
         if isinstance(self.value, Mapping) and self.value:  # a shell would take its quotes and blanks away
-            return shlex.quote(f"{self.key}={json.dumps(dict(self.value), ensure_ascii=False)}")
+            text = json.dumps(dict(self.value), ensure_ascii=False)
+            # What YAML does not take as it stands, such as line separators and control characters, is escaped.
+            text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+            return shlex.quote(f"{self.key}={text}")
         return f"{self.key}={written(self.value)}"
 
 

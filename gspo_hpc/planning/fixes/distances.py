@@ -160,10 +160,10 @@ def _between_gpus(weight: float, before: str, value: str) -> float:
     """Return a distance by the ratio of their memory if both are known, else by how unlike their names are."""
     unlike = _unlike(before, value)
     try:
-        memory = devices.find(before).memory
+        memory, other = devices.find(before).memory, devices.find(value).memory
     except ValueError:  # a typing error
         return unlike
-    return weight * abs(math.log2(devices.DEVICES[value].memory / memory)) + unlike
+    return weight * abs(math.log2(other / memory)) + unlike
 
 
 @cache

@@ -57,13 +57,21 @@ def test_mappings_are_taken_back(words: str) -> None:
     assert found is not None and str(found) == f"{words.partition('=')[0]}={{}}"
 
 
+def test_a_card_by_its_short_name_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(LARGE.read_text().replace("gpu: H100-80GB", "gpu: A100"))
+    assert "gpu: A100" in path.read_text()
+    found = repair.offered(load(path, ["cluster.gpu=H100", *THREE]), None, load(path))
+    assert found
+
+
 def test_a_mapping_is_printed_as_a_shell_takes_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(LARGE.read_text() + "\nslurm:\n  environment: {A: b c}\n")
+    path.write_text(f"{LARGE.read_text()}\nslurm:\n  environment: " + r'{A: "b c\u2028 \U0001F600"}' + "\n")
     config, file = load(path, ['slurm.environment={my-var: "1"}']), load(path)
     found = undone.find(Search(config, None, make_plan(config)), file)
     (word,) = shlex.split(str(found))
-    assert load(path, ["slurm.environment={}", word]).slurm.environment == {"A": "b c"}
+    assert load(path, ["slurm.environment={}", word]).slurm.environment == {"A": "b c\u2028 \U0001f600"}
 
 
 def test_arguments_of_the_engine_are_taken_back() -> None:
