@@ -256,7 +256,7 @@ def _refuse_links(run: RunDir) -> None:
 
     The folder of checkpoints may be one, to a larger disk.
     """
-    folders = (run.attempts, run.rollouts, run.record, run.evaluations, run.path / "jobs")
+    folders = (run.attempts, run.rollouts, run.record, run.evaluations, run.spending, run.path / "jobs")
     inside = (path for folder in folders[:2] if folder.is_dir() for path in folder.iterdir())
     for path in (*folders, *inside):
         refuse_link(path)

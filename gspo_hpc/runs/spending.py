@@ -13,6 +13,7 @@ line break, so that one which a full disk has torn costs no other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,7 +26,8 @@ from typing import Any
 
 from gspo_hpc.config.schema import Judges
 from gspo_hpc.data.outcomes import OverBudget
-from gspo_hpc.system.files import make_private_dir, open_log, plain_disk_full, sync_dir, write_all
+from gspo_hpc.system.files import make_inner_dir, open_log, plain_disk_full, sync_dir, write_all
+from gspo_hpc.system.text import MALFORMED, parse_json
 
 FOLDER = "spending"  # of a run directory
 _ASKED, _ANSWERED, _WITHDRAWN = "asked", "answered", "withdrawn"
@@ -77,7 +79,8 @@ class Account:
             end = data.rfind(b"\n") + 1
             self._read[path.name] = begin + end
             for event in _events(data[:end]):
-                self._note(*event)
+                with contextlib.suppress(*MALFORMED):  # a run directory may be of another's making
+                    self._note(*event)
 
     def total(self) -> Amount:
         """Return all requests together; one without an answer counts with the most that it may use."""
@@ -92,12 +95,12 @@ class Account:
     def _note(self, kind: str, number: str, *values: Any) -> None:
         if kind == _ASKED:
             prompt_tokens, completion_tokens, cost, until = values
-            self.open[number] = Amount(1, prompt_tokens, completion_tokens, cost), until
+            self.open[number] = Amount(1, int(prompt_tokens), int(completion_tokens), float(cost)), float(until)
             return
         self.open.pop(number, None)
         if kind == _ANSWERED:
             prompt_tokens, completion_tokens, cost, told = values
-            self.answered += Amount(1, prompt_tokens, completion_tokens, cost)
+            self.answered += Amount(1, int(prompt_tokens), int(completion_tokens), float(cost))
             self.estimated += not told
 
 
@@ -106,7 +109,7 @@ class Spending:
 
     def __init__(self, path: Path, limits: Judges) -> None:
         """Append to the file `path` (rank-NNNN.requests of the folder); `limits` is the budget of the run."""
-        make_private_dir(path.parent)
+        make_inner_dir(path.parent)
         self._path, self._limits = path, limits
         self._bounded = any(getattr(limits, name) is not None for name in _LIMITS)
         self._account = Account(path.parent)
@@ -195,4 +198,5 @@ def _events(data: bytes) -> Iterator[list[Any]]:
     for line in data.split(b"\n"):
         payload = line[9:]
         if line and line[:9] == b"%08x " % zlib.crc32(payload):
-            yield json.loads(payload)
+            with contextlib.suppress(ValueError):
+                yield parse_json(payload)

@@ -24,13 +24,15 @@ import torch
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Judges
 from gspo_hpc.data.carried import Place
 from gspo_hpc.evaluation import stored
 from gspo_hpc.rollout.carried_files import CarriedFiles
-from gspo_hpc.runs import commit, sample_record
+from gspo_hpc.runs import commit, sample_record, spending
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.jobs import new_job_folder, record_job
 from gspo_hpc.runs.journal import CARRIED, Journal, places, read_journal, read_journals, read_turns
+from gspo_hpc.runs.spending import Amount, Spending
 from gspo_hpc.runs.sweep import SweepDir
 from tests.swanlab_server import SwanlabServer
 from tests.torch.trackers.test_once import TRACKING, environment, make_run, sync
@@ -59,6 +61,7 @@ KINDS_OF_FILES = {
     *("checkpoints/N/megatron/N.distcp", "checkpoints/N/megatron/common.pt", "checkpoints/N/megatron/index.json"),
     *("jobs/N/config.yaml", "jobs/N/job.json", "record/rank-N.jsonl.gz", "rollouts/N/rank-N.journal"),
     *("evaluations/N.jsonl", "evaluations/N-eval.jsonl"),
+    "spending/rank-N.requests",
     *("experts.json", "attempts/N/rank-N.stacks", "attempts/N/srun.log", "attempts/N/traces/*"),
     *("wandb/*.wandb", "swanlab/*.swanlab", "tensorboard/*", "wandb/*", "swanlab/*"),
 }
@@ -305,6 +308,7 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
         shutil.copytree(path, made.checkpoints / path.name)
     for what in ("journal", "turns", *CARRIED):
         Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1, kind=what).close()
+    assert Spending(spending.file_of(made.path, 0), Judges()).ask(Amount(1, 5, 6), seconds=0.0)
     made.plan.write_text("{}")
     made.experts.write_text("{}")
     for step in (1, 2):

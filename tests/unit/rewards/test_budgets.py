@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -229,3 +230,21 @@ def test_a_pool_without_a_run_has_a_budget_of_its_own(server: tuple[str, type[Co
     with RewardPool(reward(url), judges=Judges(max_requests=3)) as one:
         results = graded([one], ["good"] * 5)
     assert len(seen.asked) == 3 == sum(result.failure is None for result in results)
+
+
+def test_lines_of_another_making_do_not_count(tmp_path: Path) -> None:
+    path = spending.file_of(tmp_path, 0)
+    one = Spending(path, Judges())
+    assert one.ask(Amount(1, 5, 6), seconds=60.0)
+    with path.open("ab") as file:
+        for text in (
+            "[" * 3000,
+            '["asked"]',
+            '["asked", "a", "x", 1, 0, 0]',
+            '["answered", "b", 1, 2]',
+            '{"a": 1}',
+            "7",
+        ):
+            file.write(b"\n%08x %s\n" % (zlib.crc32(text.encode()), text.encode()))
+        file.write(b'\n%08x ["asked", "c", 1, 1, Infinity, 0]\n' % zlib.crc32(b'["asked", "c", 1, 1, Infinity, 0]'))
+    assert account(tmp_path).total() == Amount(1, 5, 6)
