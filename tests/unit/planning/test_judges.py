@@ -1,4 +1,4 @@
-"""What plans say of judges and their budget. They take no time.
+"""Notes of plans on judges and their budget. They take no time.
 
 They would catch a budget that bounds nothing, and counts that are not those of the run.
 """

@@ -154,7 +154,7 @@ def after(template: str, said: Any, ended: str) -> str:
 
 
 def test_results_stand_where_the_template_has_them() -> None:
-    """What the model ended its message with is not there twice, whatever its template puts behind earlier messages."""
+    """A token that ends a message is not there twice, whatever the template puts behind earlier messages."""
     assert asked_for(GLM) == "glm45" and asked_for(HARMONY) == "openai"
     two = [("search", "3 cats"), ("now", "noon")]
     told = "\n<tool_response>\n3 cats\n</tool_response>\n<tool_response>\nnoon\n</tool_response><|assistant|>"
