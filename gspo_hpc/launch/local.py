@@ -246,12 +246,15 @@ def _run_together(
     """
     size = config.cluster.gpus_per_node
     hidden = environment.no_gpus() if config.cluster.platform == "cpu" else {}
-    variables = {**_environment(size, config.cluster.threads_per_rank), **hidden, **shared}
     ranks: list[RankProcess] = []
     try:
-        for number in range(size):
-            own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)}
-            ranks.append(RankProcess(number, command, own, log(number)))
+        # Rank 0 inherits the socket: a port that is only looked for here may be another process's when it listens.
+        with socket.create_server(("127.0.0.1", 0), backlog=size) as store:
+            port, inherited = store.getsockname()[1], {environment.STORE: str(store.fileno())}
+            variables = {**_environment(size, config.cluster.threads_per_rank, port), **hidden, **shared}
+            for number in range(size):
+                own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)} | ({} if number else inherited)
+                ranks.append(RankProcess(number, command, own, log(number), () if number else (store.fileno(),)))
         codes, first = _watch(ranks, flag, grace)
     finally:
         left = _end_all(ranks)
@@ -310,16 +313,11 @@ def _run_alone(command: Sequence[str]) -> int:
     return code if code in (DONE, REFUSED, REQUEUE) else FAILED
 
 
-def _environment(size: int, threads: int | None) -> dict[str, str]:
+def _environment(size: int, threads: int | None, port: int = 0) -> dict[str, str]:
     """Return the variables that torch.distributed and OpenMP read, the same for all ranks.
 
-    A single rank takes any port when it listens: one that is looked for here may be another process's by then.
+    Port 0 is for a single rank, which takes any when it listens.
     """
-    port = 0
-    if size > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
     return {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),

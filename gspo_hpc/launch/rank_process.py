@@ -18,7 +18,14 @@ from gspo_hpc.system.signals import signals_default_in_children
 class RankProcess:
     """The process of one rank. It is not reaped before :meth:`end`, so the PID cannot be reused."""
 
-    def __init__(self, number: int, command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        log: Path | None,
+        descriptors: Sequence[int] = (),  # of files that the rank gets as well, under the same numbers
+    ) -> None:
         self.number = number
         output = None if log is None else open_log(log)
         try:
@@ -30,6 +37,7 @@ class RankProcess:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    pass_fds=descriptors,
                 )
         finally:
             if output is not None:

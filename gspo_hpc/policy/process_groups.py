@@ -29,7 +29,7 @@ from gspo_hpc.ops.weight_parts import Fingerprint
 from gspo_hpc.policy import compat
 from gspo_hpc.policy.platform import deterministic_collectives
 from gspo_hpc.system import malloc
-from gspo_hpc.system.environment import node_name
+from gspo_hpc.system.environment import STORE, node_name
 from gspo_hpc.system.progress import mark, waiting
 
 # How long a rank waits for others in a collective. In a job that is watched, faults.heartbeat_timeout and
@@ -243,7 +243,10 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta, *, always:
     if control is None:  # torch's own store would listen on every address of this machine
         rank, secret = int(os.environ["RANK"]), ""
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if rank == 0:
+        if rank == 0 and (inherited := os.environ.pop(STORE, None)) is not None:
+            listener = int(inherited)
+            os.set_inheritable(listener, False)
+        elif rank == 0:
             port, listener = _listen(host, port, world_size)
     elif (rank := control.rank) == 0:
         host, secret = control.host, secrets.token_hex(16)

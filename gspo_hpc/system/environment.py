@@ -17,6 +17,7 @@ MARK = "GSPO_HPC_MARK"  # RUN_ID:ATTEMPT, in every process of a run, to find wha
 PARENT = "GSPO_HPC_PARENT"  # process id of the launcher that started this rank
 CONTROL = "GSPO_HPC_CONTROL"  # HOST:PORT of the process that watches this rank
 CONTROL_TOKEN = "GSPO_HPC_CONTROL_TOKEN"  # secret that opens a connection to it
+STORE = "GSPO_HPC_STORE"  # descriptor of the socket that listens at MASTER_PORT, which rank 0 of a launcher inherits
 CODE = "GSPO_HPC_CODE"  # archive of the package and of a user's own files that were submitted
 ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to find them all
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine

@@ -14,12 +14,37 @@ from typing import Any
 
 import numpy as np
 
+from gspo_hpc.system.environment import STORE
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+
+class Meeting:
+    """Where the ranks of one job meet: a port that is never free for others, as rank 0 inherits the socket."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._store = socket.create_server(("127.0.0.1", 0), backlog=world)
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """Return what subprocess.Popen needs to start a rank."""
+        place = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.getsockname()[1]),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        if rank:
+            return {"env": os.environ | place}
+        store = self._store.fileno()
+        return {"env": os.environ | place | {STORE: str(store)}, "pass_fds": (store,)}
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
 
 
 Case = tuple[str, dict[str, Any]]
@@ -38,22 +63,15 @@ def run(
     outs = {key: folder / f"{key}.npz" for key in cases}
     work = folder / f"work-{world}.json"
     work.write_text(json.dumps([[str(outs[key]), *case] for key, case in cases.items()]))
-    port = str(free_port())
     logs = [folder / f"rank-{rank}-of-{world}.log" for rank in range(world)]
     processes = []
-    for rank in range(world):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        command = [sys.executable, "-m", *module, str(work)]
-        output = logs[rank].open("wb")
-        processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+    command = [sys.executable, "-m", *module, str(work)]
+    with Meeting(world) as meeting:
+        for rank in range(world):
+            with logs[rank].open("wb") as output:
+                processes.append(
+                    subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **meeting.options(rank))
+                )
     deadline = time.monotonic() + timeout
     try:
         # One rank that failed leaves the others waiting: do not wait with them.

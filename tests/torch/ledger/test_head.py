@@ -9,7 +9,6 @@ the head that is freed, or not, at another time than the plan says. The formulas
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,7 +17,7 @@ import pytest
 
 from gspo_hpc.config import constants
 from gspo_hpc.planning.estimates.head import Head
-from tests.gloo.ranks import free_port
+from tests.gloo.ranks import Meeting
 from tests.torch.ledger.measured import Case
 
 WITHIN = 0.01  # of the estimate: values that there are one of for each token are not in it
@@ -63,8 +62,6 @@ Measured = list[tuple[int, Case, dict[str, int]]]
 
 def measured(world: int, cases: list[Case]) -> Measured:
     """Return what rank 0 of so many finds in each case."""
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    place["MASTER_PORT"] = str(free_port()) if world > 1 else "0"
     command = [
         sys.executable,
         "-W",
@@ -73,16 +70,13 @@ def measured(world: int, cases: list[Case]) -> Measured:
         "tests.torch.ledger.measured",
         json.dumps(list(map(asdict, cases))),
     ]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    with Meeting(world) as meeting:
+        ranks = [
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **meeting.options(rank)
+            )
+            for rank in range(world)
+        ]
     try:
         answers = [rank.communicate(timeout=300) for rank in ranks]
     finally:

@@ -86,6 +86,7 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Where code asks a GPU for values: all gradients count.
     monkeypatch.setattr(Tensor, "nonzero", lambda x: torch.arange(x.shape[0], device=x.device)[:, None])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else torch makes a tensor on it first
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     if not HAS_CUDA:
         monkeypatch.setattr(Tensor, "__getitem__", taken)
     with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH):  # to choose among its kernels, torch asks the GPU for its kind

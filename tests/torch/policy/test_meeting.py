@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import timedelta
 
 import pytest
@@ -67,3 +69,20 @@ def test_a_process_of_another_job_that_finds_the_store_meets_no_key_of_ours(monk
     others = Late(0)
     process_groups._rendezvous(others, limit)
     assert len(secret) == 32 and others.published[1] != secret
+
+
+def test_rank_0_of_a_launcher_listens_at_the_socket_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port is taken already: to listen there once more is an error."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, descriptor = server.getsockname()[1], os.dup(server.fileno())
+        os.set_inheritable(descriptor, True)
+        places = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in {**places, "GSPO_HPC_STORE": str(descriptor)}.items():
+            monkeypatch.setenv(name, value)
+        limit = timedelta(seconds=20)
+        first = process_groups._rendezvous(None, limit)["store"]
+    assert "GSPO_HPC_STORE" not in os.environ and not os.get_inheritable(descriptor)
+    monkeypatch.setenv("RANK", "1")
+    second = process_groups._rendezvous(None, limit)["store"]
+    first.set("place", "0")
+    assert second.get("place") == b"0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ from tests.immortal import immortal
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = '''
-import ctypes, json, os, signal, subprocess, sys, time
+import ctypes, json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
 from gspo_hpc.system.processes import die_with_parent
 from gspo_hpc.system.signals import StopFlag, signals_default_in_children
@@ -70,7 +71,22 @@ def until_stopped():
     sys.exit(75)
 
 print(f"hello of rank {rank}", flush=True)
-if mode == "environment":
+if mode == "store":
+    found, kept = os.environ.get("GSPO_HPC_STORE"), ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    tell("inherited", found)
+    if rank:
+        socket.create_connection(kept, 20).recv(1)  # nothing comes before rank 0 takes the connection
+    else:
+        with socket.socket() as other:
+            tell("in use", other.connect_ex(kept))
+            try:
+                other.bind(kept)
+            except OSError as error:
+                tell("refused", error.errno)
+        listener = socket.socket(fileno=int(found))
+        for _ in range(2):  # its own, and that of the other rank
+            listener.accept()[0].close()
+elif mode == "environment":
     tell("environment", dict(os.environ) | {"argv": sys.argv[2:], "sid": os.getsid(0), "pid": os.getpid()})
 elif mode == "stop":
     until_stopped()
@@ -225,6 +241,7 @@ def test_ranks_get_their_environment_and_the_run_is_recorded(
         assert environment["OMP_NUM_THREADS"] == "3" and environment["GSPO_HPC_ATTEMPT"] == "1"
         assert environment["argv"] == ["train", str(run.path)]
         assert environment["sid"] == environment["pid"]
+        assert ("GSPO_HPC_STORE" in environment) == (rank == 0)
     assert seen[0]["MASTER_PORT"] == seen[1]["MASTER_PORT"]
     assert "hello of rank 0" in capfd.readouterr().out
     log = run.attempt(1).log_path(1)
@@ -647,4 +664,11 @@ def test_all_ranks_are_killed_before_one_is_waited_for(capsys: pytest.CaptureFix
 
 
 def test_a_rank_alone_is_given_no_port_that_another_process_may_take() -> None:
-    assert local._environment(1, None)["MASTER_PORT"] == "0" != local._environment(2, None)["MASTER_PORT"]
+    assert local._environment(1, None)["MASTER_PORT"] == "0"
+
+
+def test_the_port_where_ranks_meet_is_never_free_for_others(tmp_path: Path, out: Path) -> None:
+    """A port that is found first and listened at later is another process's on a busy machine."""
+    assert train(make_config(tmp_path), worker=worker(out, "store")) == 0
+    assert told(out, "inherited", 0) is not None and told(out, "inherited", 1) is None
+    assert told(out, "in use", 0) == 0 and told(out, "refused", 0) in (errno.EADDRINUSE, errno.EINVAL)
