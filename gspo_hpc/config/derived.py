@@ -61,6 +61,11 @@ def older_weights_sample(config: Config) -> bool:
     return config.rollout.max_staleness > 0 or config.rollout.unfinished == "continue"
 
 
+def several_weights_sample(config: Config) -> bool:
+    """Return True if the weights may change while a completion is sampled."""
+    return config.rollout.unfinished == "continue" or config.rollout.in_flight_updates
+
+
 def term_names(functions: Sequence[str]) -> tuple[str, ...]:
     """Return the name of each term of a reward: its function, "#2" added to its second use."""
     return tuple(

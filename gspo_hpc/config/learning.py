@@ -125,6 +125,11 @@ class Rollout(Section):
         1,
         "With unfinished continue: the rollouts into which a group may be carried; the last of them waits for it.",
     )
+    in_flight_updates: bool = key(
+        False,
+        "With max_staleness 1: engines take newer weights in the middle of a rollout, as soon as they are trained, and "
+        "continue its completions with them.",
+    )
     temperature: Temperature = key(1.0, "The sampling temperature.")
     top_p: Share = key(1.0, "Sample from the most likely tokens whose probabilities add up to this.")
     top_k: TopK = key(-1, "Sample from this many of the most likely tokens; -1 samples from all.")

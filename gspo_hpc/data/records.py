@@ -62,14 +62,21 @@ class Completion:
     num_cached_tokens: int = 0  # of its prompt that the engine took from its prefix cache
     environment: Flags | None = None  # [response_len], 1 for tokens of the environment; None: all are the model's
     calls: dict[CallOutcome, int] = field(default_factory=dict)  # of tools, by what came of them
-    # With rollout.unfinished continue: the weights that sampled its tokens, one after the other, as (the number of
-    # steps that had made them, the number of tokens); else empty, since the weights of its rollout sampled them all.
+    # With rollout.unfinished continue or rollout.in_flight_updates: the weights that sampled its tokens, one after the
+    # other, as (the number of steps that had made them, the number of tokens); else empty: those of its rollout did.
     pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def sampled(self) -> npt.NDArray[np.intp]:
         """The places [sampled_len] of the tokens that the model sampled."""
         return np.arange(len(self.tokens)) if self.environment is None else np.flatnonzero(self.environment == 0)
+
+    def with_piece(self, weights_version: int) -> Completion:
+        """Return the completion; its tokens that have no weights yet were sampled by these."""
+        counts = dict(self.pieces)
+        more = len(self.tokens) - sum(counts.values())
+        counts[weights_version] = counts.get(weights_version, 0) + more
+        return replace(self, pieces=tuple(counts.items())) if more else self
 
     @property
     def turns(self) -> int:
@@ -163,6 +170,10 @@ class Group:
             ),
             prompt_experts=_experts(raw.get("prompt_experts")),
         )
+
+    def with_piece(self, weights_version: int) -> Group:
+        """Return the group with :meth:`Completion.with_piece` of all completions."""
+        return self.with_completions(tuple(one.with_piece(weights_version) for one in self.completions))
 
     def with_completions(self, completions: tuple[Completion, ...]) -> Group:
         """Return the same prompt and slot with other completions."""

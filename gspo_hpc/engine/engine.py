@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.data.records import Completion, Floats, Group, Prompt
-from gspo_hpc.engine import transfer
+from gspo_hpc.engine import requests, transfer
 from gspo_hpc.engine.client import Client, EngineDied
 from gspo_hpc.engine.constants import held as constants
-from gspo_hpc.engine.messages import Sampled, Submission
+from gspo_hpc.engine.messages import Sampled
 from gspo_hpc.engine.outputs import gist, one_line, root_cause
 from gspo_hpc.engine.processes import START_SECONDS
 from gspo_hpc.engine.requests import PendingGroup
@@ -205,7 +205,7 @@ class Engine:
         self._unsent.append(slot)
 
     def resubmit(self) -> None:
-        """Sample all unfinished groups again with their seeds, from where they stood when they were submitted."""
+        """Sample unfinished groups again with their seeds, from where they were submitted or held."""
         for pending in self._groups.values():
             pending.start_over()
         self._unsent = list(self._groups)
@@ -220,7 +220,9 @@ class Engine:
             return []
         self._require_weights()
         changed = dict.fromkeys(self._unsent)  # perhaps nothing is left to be sampled of them
-        submissions = self._submissions()
+        submissions, made = requests.submissions(self._groups, self._unsent, self._ids, self._version)
+        self._requests.update(made)
+        self._unsent.clear()
         for answer in self._call("step", submissions) if self._requests else ():
             if answer.request not in self._requests:
                 continue  # its group was aborted
@@ -229,23 +231,26 @@ class Engine:
             changed[slot] = None
         return [self._groups.pop(slot).group() for slot in changed if self._groups[slot].is_whole]
 
-    def _submissions(self) -> list[Submission]:
-        """Return what was submitted since the last step, and take note of its requests."""
-        made = []
-        for slot in self._unsent:
-            submission, named = self._groups[slot].submission(self._ids, self._version)
-            self._requests.update({request: (slot, sample) for request, sample in named.items()})
-            if named:
-                made.append(submission)
-        self._unsent.clear()
-        return made
-
     def stop(self) -> list[Group]:
         """Drop all unfinished groups, and return them with what was sampled of them.
 
         Their completions that are not finished have UNFINISHED as their reason to end. All groups were submitted with
         `may_stop`. Where the engine is dead, what it sampled since they were submitted is lost.
         """
+        self._take_sampled()
+        stopped = [pending.group() for pending in self._groups.values()]
+        self.abort()
+        return stopped
+
+    def hold(self, weights_version: int) -> None:
+        """Stop unfinished groups, of which these weights sampled what is there; :meth:`resubmit` continues them."""
+        self._take_sampled()
+        self._unsent.clear()
+        for pending in self._groups.values():
+            pending.hold(weights_version)
+
+    def _take_sampled(self) -> None:
+        """Drop the engine's requests, and take what it has sampled of them."""
         sampled: dict[str, Sampled] = {}
         if self._requests and not self._is_dead():
             with contextlib.suppress(EngineDied):
@@ -253,10 +258,7 @@ class Engine:
         for request, one in sampled.items():
             slot, sample = self._requests[request]
             self.tokens_generated += self._groups[slot].note(sample, one)
-        stopped = [pending.group() for pending in self._groups.values()]
         self._requests.clear()
-        self.abort()
-        return stopped
 
     def abort(self) -> None:
         """Drop all unfinished groups. Where the engine is dead, the next call raises EngineDied, not this one."""

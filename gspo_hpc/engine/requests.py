@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,17 @@ class PendingGroup:
     def is_whole(self) -> bool:
         """True if all completions are finished."""
         return all(self._completion(sample).finish_reason != UNFINISHED for sample in range(len(self.seeds)))
+
+    def hold(self, weights_version: int) -> None:
+        """Keep what was sampled by these weights; what is missing goes on behind it, with other random numbers."""
+        self.begun = {
+            sample: found.with_piece(weights_version)
+            for sample in range(len(self.seeds))
+            if len((found := self._completion(sample)).tokens)
+        }
+        self._made.clear()
+        # A seed's random numbers begin anew with each request: behind the tokens of one they would come a second time.
+        self.seeds = tuple(_next_seed(seed, weights_version) for seed in self.seeds)
 
     def start_over(self) -> None:
         """Forget what was sampled since it was submitted."""
@@ -79,6 +91,27 @@ class PendingGroup:
         if found is not None:
             return found
         return Completion(np.empty(0, np.int32), np.empty(0, np.float32), "", UNFINISHED, self.seeds[sample])
+
+
+def submissions(
+    groups: Mapping[int, PendingGroup], slots: Iterable[int], ids: Iterator[int], version: int | None
+) -> tuple[list[Submission], dict[str, tuple[int, int]]]:
+    """Return the requests for what is missing of some groups, and the slot and sample of each request's id.
+
+    `version` is that of the adapters to compute with.
+    """
+    made, places = [], dict[str, tuple[int, int]]()
+    for slot in slots:
+        submission, named = groups[slot].submission(ids, version)
+        places.update({request: (slot, sample) for request, sample in named.items()})
+        if named:
+            made.append(submission)
+    return made, places
+
+
+def _next_seed(seed: int, weights_version: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{weights_version}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
 
 
 def completion(sampling: Sampling, seed: int, *, begun: int = 0, in_steps: bool = False) -> Any:

@@ -77,6 +77,11 @@ def _of_engines(config: Config) -> Iterator[tuple[str, str]]:
             f"with rollout.unfinished {rollout.unfinished} the clock decides which groups a rollout trains on",
             "rollout.unfinished=wait",
         )
+    if rollout.in_flight_updates:
+        yield (
+            "with rollout.in_flight_updates the clock decides which weights sample a token",
+            "rollout.in_flight_updates=false",
+        )
     if config.cluster.platform == "cpu":
         if engine_dtype(config) != "float32":
             yield "engines in 16 bits round differently with what else is in the batch", "rollout.dtype=float32"

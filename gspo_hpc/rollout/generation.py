@@ -158,6 +158,7 @@ class Generation:
         Where the call ends with enough of them, `unfinished` has what was sampled of the others afterwards.
         """
         notices = self.counters.notices
+        self.recovery.note_weights(self.request.weights_version)
         while True:
             mark("generate")  # a step of an engine that hangs ends with EngineDied, after faults.engine_timeout
             seen = notices.look()
@@ -177,8 +178,8 @@ class Generation:
                     break
                 if self._exhausted:  # others still generate
                     self.recovery.join_syncs()
-                    notices.wait(seen, self.stop_requested)
-            elif self.num_engines > 1:
+                    notices.wait(seen, self.recovery.or_weights(self.stop_requested))
+            elif self.num_engines > 1 or self.config.rollout.in_flight_updates:
                 self.recovery.join_syncs()
         return self._finished
 
@@ -207,7 +208,7 @@ class Generation:
             seeds = self.request.seeds(self.config.run.seed, slot, prompt)
             # A kilobyte of a token, which only training reads.
             trained = self.request.rollout >= 0
-            if self._goes_on:
+            if self._tells_weights:
                 begun = self._begun(slot, prompt)
                 self.engine.submit(slot, prompt, seeds, self.request.sampling, begun=begun, may_stop=True)
             else:
@@ -230,6 +231,8 @@ class Generation:
         self.time.add(time.monotonic() - began, running, waited=waited)
         self.time.tokens = self._tokens()
         for group in ready:
+            if self._tells_weights:  # now: others may come while it is graded
+                group = group.with_piece(self.recovery.weights_version)
             if self.pool is None:
                 self._finish(with_rewards(group, {}, self.config.reward.on_failure))
                 continue
@@ -265,6 +268,11 @@ class Generation:
         return True
 
     @property
+    def _tells_weights(self) -> bool:
+        """True if several weights may sample a completion that is trained on."""
+        return self._goes_on or (self.config.rollout.in_flight_updates and self.request.rollout >= 0)
+
+    @property
     def _goes_on(self) -> bool:
         """True if a later rollout goes on with what this one leaves unfinished."""
         return self.request.enough is not None and self.config.rollout.unfinished == "continue"
@@ -283,17 +291,15 @@ class Generation:
         if not self._goes_on:
             self._sampler.abort()
         else:
-            version = self.request.weights_version
+            stopped = [group.with_piece(self.recovery.weights_version) for group in self.engine.stop()]
             # Those that are sampled but not graded are graded when the next rollout takes them.
-            left = [*self.engine.stop(), *(group for group, _ in self._grading.values())]
-            self.unfinished = {group.slot: with_piece(group, version) for group in left}
+            left = [*stopped, *(group for group, _ in self._grading.values())]
+            self.unfinished = {group.slot: group for group in left}
         if self.pool is not None:
             self.pool.drop()
         self._grading.clear()
 
     def _finish(self, group: Group) -> None:
-        if self._goes_on:
-            group = with_piece(group, self.request.weights_version)
         self._finished[group.slot] = group
         if self.journal is not None:
             self.journal.append([group])
@@ -303,18 +309,6 @@ class Generation:
 
     def _tokens(self) -> int:
         return self.engine.tokens_generated - self._tokens_before
-
-
-def with_piece(group: Group, weights_version: int) -> Group:
-    """Return the group, in whose completions the tokens that have no weights yet were sampled by these."""
-
-    def told(completion: Completion) -> Completion:
-        counts = dict(completion.pieces)
-        more = len(completion.tokens) - sum(counts.values())
-        counts[weights_version] = counts.get(weights_version, 0) + more
-        return replace(completion, pieces=tuple(counts.items())) if more else completion
-
-    return group.with_completions(tuple(map(told, group.completions)))
 
 
 def is_over_budget(result: RewardResult) -> bool:

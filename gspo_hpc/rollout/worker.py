@@ -208,7 +208,7 @@ class RolloutWorker:
             if counters.stopped():
                 return
             self.recovery.join_syncs()
-            self.notices.wait(seen, self.stop_requested)
+            self.notices.wait(seen, self.recovery.or_weights(self.stop_requested))
 
     def _leave(self, counters: CallCounters) -> None:
         """Stay reachable for the weight syncs of others until every rank has come here."""
@@ -218,5 +218,5 @@ class RolloutWorker:
             seen = self.notices.look()
             if counters.all_left():
                 return
-            self.recovery.join_syncs()
+            self.recovery.join_syncs(leaving=True)
             self.notices.wait(seen, never)

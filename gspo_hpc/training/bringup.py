@@ -37,7 +37,7 @@ from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.generation import always
 from gspo_hpc.rollout.notices import NodeTopology, Notices
-from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.recovery import EngineRecovery, InFlightWeights
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit, spending
 from gspo_hpc.runs.directory import RunDir
@@ -179,13 +179,15 @@ def start_rollout_worker(
     note: Callable[[str], None] = lambda text: None,
     rollouts: Path | None = None,
     has_signal: Callable[[Group], bool] = always,
+    in_flight: InFlightWeights | None = None,
 ) -> RolloutWorker:
     """Start this rank's engine and reward pool, if it is to have one, and return its part in generation. Collective.
 
     `experts`: the model is a mixture of experts. `make_room`: the trainer leaves the GPUs' memory on all ranks, because
     an engine that starts refuses to share what it was promised. `sync_weights`: see :class:`EngineRecovery`.
     `rollouts`: the folder of journals, where a rollout may go on with groups of the one before; requests to judges are
-    noted beside it. `has_signal` tells of a graded group whether there is anything to learn from it.
+    noted beside it. `has_signal` tells of a graded group whether there is anything to learn from it. `in_flight`: where
+    newer weights come from while engines generate.
     """
     make_room()
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
@@ -232,6 +234,7 @@ def start_rollout_worker(
             agree=lambda values: largest(values, ranks.device),
             shares_memory=derived.offload_trainer(config),
             sleep_level=config.rollout.sleep_level,
+            in_flight=in_flight,
         ),
         stop_requested=stop_requested,
         has_signal=has_signal,

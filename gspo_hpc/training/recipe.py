@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gspo_hpc.algorithms.objective import Objective
-from gspo_hpc.config.derived import Passes
+from gspo_hpc.config.derived import Passes, several_weights_sample
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import Prompt
@@ -40,7 +40,7 @@ class Recipe:
     @property
     def samples_at_once(self) -> bool:
         """True if one version of the weights samples all of a rollout."""
-        return self.config.rollout.unfinished != "continue"
+        return not several_weights_sample(self.config)
 
     def saves_after(self, step: int) -> bool:
         """Return True if a checkpoint follows the step."""

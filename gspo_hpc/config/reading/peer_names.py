@@ -177,6 +177,10 @@ PEER_NAMES = {
         "rollout.unfinished: continue, with rollout.oversampling_factor above 1",
     ),
     **dict.fromkeys(
+        ("in_flight_weight_updates", "inflight_weight_updates"),
+        "rollout.in_flight_updates, with rollout.mode: server and rollout.max_staleness: 1",
+    ),
+    **dict.fromkeys(
         ("vllm_enable_sleep_mode", "vllm_enable_sleep", "vllm.enable_sleep", "free_cache_engine"), "rollout.sleep_level"
     ),
     # the optimizer

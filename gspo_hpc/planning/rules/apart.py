@@ -27,6 +27,9 @@ class ApartRule(RuleId):
     CONTINUED_WITHOUT_ENVIRONMENT = auto()
     CONTINUED_WITHOUT_CHOICES = auto()
     CONTINUED_WITHOUT_ENTROPIES = auto()
+    IN_FLIGHT_NEEDS_ONE_AHEAD = auto()
+    IN_FLIGHT_WITHOUT_ENVIRONMENT = auto()
+    IN_FLIGHT_WITHOUT_CHOICES = auto()
 
 
 @rule(ApartRule.GENERATION_NODES_NEED_SERVER, "`cluster.generation_nodes` needs `rollout.mode: server`", Topic.ENGINES)
@@ -182,4 +185,50 @@ def _continued_entropies(plan: PlanBuilder) -> Iterator[str]:
             f"algorithm.top_entropy_quantile ({config.algorithm.top_entropy_quantile:g}) needs entropies under the "
             "weights that sampled, which are gone with rollout.unfinished continue: set rollout.unfinished=drop, or "
             "top_entropy_quantile 1"
+        )
+
+
+@rule(
+    ApartRule.IN_FLIGHT_NEEDS_ONE_AHEAD,
+    "`rollout.in_flight_updates` needs `rollout.mode: server` and `rollout.max_staleness: 1`",
+    Topic.ENGINES,
+)
+def _in_flight(plan: PlanBuilder) -> Iterator[str]:
+    """Nothing is sampled while weights are trained unless engines are ahead, and further ahead nothing gets faster."""
+    rollout = plan.config.rollout
+    if rollout.in_flight_updates and not (plan.server and rollout.max_staleness == 1):
+        yield (
+            "rollout.in_flight_updates brings newer weights to engines that generate while others train: it needs "
+            f"rollout.mode server and rollout.max_staleness 1, not {rollout.mode} and {rollout.max_staleness}"
+        )
+
+
+@rule(
+    ApartRule.IN_FLIGHT_WITHOUT_ENVIRONMENT,
+    "the weights of a conversation do not change: no `rollout.in_flight_updates` with an environment or tools",
+    Topic.ENGINES,
+)
+def _in_flight_conversations(plan: PlanBuilder) -> Iterator[str]:
+    environment = plan.config.environment
+    if plan.config.rollout.in_flight_updates and environment.talks:
+        what = f"name ({environment.name})" if environment.name else "tools"
+        yield (
+            f"rollout.in_flight_updates and environment.{what} exclude each other: a conversation is not continued "
+            "with other weights yet; give rollout.in_flight_updates=false"
+        )
+
+
+@rule(
+    ApartRule.IN_FLIGHT_WITHOUT_CHOICES,
+    "`rollout.in_flight_updates` needs `moe.router_replay: off` in a mixture",
+    Topic.ENGINES,
+)
+def _in_flight_choices(plan: PlanBuilder) -> Iterator[str]:
+    """Several weights chose a completion's experts, and engines report those of the last alone."""
+    config = plan.config
+    if config.rollout.in_flight_updates and plan.model_file.experts and router_replay(config) != "off":
+        yield (
+            f"moe.router_replay {config.moe.router_replay} repeats the experts that one pass chose, and with "
+            "rollout.in_flight_updates several weights choose those of a completion: give moe.router_replay=off, or "
+            "rollout.in_flight_updates=false"
         )

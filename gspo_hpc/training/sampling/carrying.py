@@ -103,6 +103,18 @@ def places(
     }
 
 
+def newest_weights(own: Iterable[Group], exchange: Exchange, least: int) -> int:
+    """Return the number of steps that had made the newest weights which sampled a rollout, `least` at least.
+
+    This rank holds its groups `own`. Collective.
+    """
+    found = {
+        group.slot: float(max((version for one in group.completions for version, _ in one.pieces), default=least))
+        for group in own
+    }
+    return int(max([least, *exchange.gather_values(found).values()]))
+
+
 def metrics(own: Iterable[Group], exchange: Exchange, weights_version: int) -> dict[str, float]:
     """Return how old the tokens of a rollout are, of which this rank holds its groups `own`. Collective.
 

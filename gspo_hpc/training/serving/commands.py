@@ -25,20 +25,25 @@ class Commands:
 
     def __init__(self, job_store: dist.Store) -> None:
         self._store = dist.PrefixStore("commands", job_store)
-        self._count = 0  # of those that this rank has written or read
+        self.count = 0  # of those that this rank has written or read
 
     def post(self, kind: str, values: Mapping[str, Any]) -> int:
         """Write a command, and return its number."""
-        self._count += 1
-        self._store.set(f"command/{self._count}", json.dumps({"kind": kind, **values}))
-        return self._count
+        self.count += 1
+        self._store.set(f"command/{self.count}", json.dumps({"kind": kind, **values}))
+        return self.count
 
     def wait(self) -> tuple[int, Values]:
         """Return the next command with its number, once it is there."""
-        self._count += 1
-        while (found := self._find(f"command/{self._count}")) is None:
+        self.count += 1
+        while (found := self._find(f"command/{self.count}")) is None:
             time.sleep(POLL_SECONDS)
-        return self._count, found
+        return self.count, found
+
+    def next_kind(self) -> str | None:
+        """Return the kind of the command that :meth:`wait` returns next; None if it is not there yet."""
+        found = self._find(f"command/{self.count + 1}")
+        return None if found is None else str(found["kind"])
 
     def answer(self, number: int, values: Mapping[str, Any]) -> None:
         """Answer a command."""

@@ -114,6 +114,7 @@ class RemoteEngines:
                 },
             )
         call = Call(number, self._calls, request, folder, fingerprint)
+        self._open = [one for one in self._open if one.count not in self._answers]
         self._open.append(call)
         return call
 

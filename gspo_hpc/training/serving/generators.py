@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +29,10 @@ from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.exchange.transport import gather_unordered
 from gspo_hpc.exchange.weight_broadcast import WeightBroadcast
 from gspo_hpc.ops.weight_parts import Fingerprint, Memory, Part, Scratch, Stream
+from gspo_hpc.policy.passes import Abandoned
 from gspo_hpc.policy.process_groups import Ranks, any_rank, store
 from gspo_hpc.rollout.generation import Request
+from gspo_hpc.rollout.notices import POLL_SECONDS
 from gspo_hpc.rollout.worker import Interrupted, JudgesOverBudget, RolloutWorker
 from gspo_hpc.runs import journal
 from gspo_hpc.system.progress import mark, waiting
@@ -195,6 +198,8 @@ class GeneratorJob:
             config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
         )
         self._worker: RolloutWorker | None = None
+        self._announced = 0  # the number of the newest command to take weights in the middle of a call
+        self._next_look = 0.0
         self._was_stopped = False
 
     def run(self) -> str:
@@ -208,12 +213,14 @@ class GeneratorJob:
             stop_requested=self._stop_requested,
             rollouts=self._rollouts,
             has_signal=signal_of(self._config),
+            in_flight=self if self._config.rollout.in_flight_updates else None,
         )
         mark("ready")
         while True:
             number, command = self._next()
             if command["kind"] == WEIGHTS:
                 self._answer(number, self._receive(worker, number, command))
+                worker.recovery.note_weights(command["version"])
             elif command["kind"] == GENERATE:
                 self._answer(number, self._generate(worker, command))
             else:
@@ -221,6 +228,27 @@ class GeneratorJob:
                 self._ranks.exchange.transport.barrier()  # nobody looks into the store any more, which now ends
                 self._answer(number, {})
                 return str(command["outcome"])
+
+    def have_come(self) -> bool:
+        """See InFlightWeights: a command to take weights waits behind the call of generation that is at work."""
+        if self._ranks.rank or time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + POLL_SECONDS
+        number = self._commands.count + 1
+        if number == self._announced or self._commands.next_kind() != WEIGHTS:
+            return False
+        self._announced = number
+        return True
+
+    def take(self) -> int:
+        """See InFlightWeights."""
+        assert self._worker is not None
+        number, command = self._next()
+        answer = self._receive(self._worker, number, command)
+        self._answer(number, answer)
+        if answer["stopped"]:
+            raise Abandoned
+        return int(command["version"])
 
     def close(self) -> None:
         """Close the engine and the reward pool."""

@@ -12,6 +12,10 @@ With rollout.dynamic_sampling, data.no_resampling_pass_rate or data.curriculum_f
 begins are known once the one before it has its groups. Its first round is sampled while training goes on, and further
 rounds, if it needs any, before engines get other weights. Engines get other weights only when they have sampled all
 that they were asked for, so a rollout waits for rewards alone.
+
+With rollout.in_flight_updates they do not wait: they get the current weights in the middle of the rollout that they
+sample, as soon as training has made them. Which weights sampled a token is then the clock's choice, and the journals
+tell it. What is missing of a rollout is sampled by whatever weights are there, so a checkpoint waits for nothing.
 """
 
 from __future__ import annotations
@@ -69,14 +73,18 @@ class RemoteSampler(Sampler):
         super().__init__(recipe, data, engines.ranks, rollouts, observers, clock)
         self._engines, self._remote_weights = engines, weights
         self._sampled_by, self._begun = dict(ahead), dict[int, _Begun]()
+        self._in_flight = recipe.config.rollout.in_flight_updates
+        self._newest = SampledBy("", 0)  # the weights that engines have
 
     def sample(self, cursor: Cursor, start: Position) -> Rollout:
         """Return the rollout that begins at `cursor`, and have the engines begin the next ones. Collective."""
         self._require_enough(cursor, start)
+        if self._in_flight:
+            self._give_weights(cursor)
         for begun in self._begun.values():
             if begun.number == cursor.rollout or self._decided:
                 self._finish(begun)
-        current = SampledBy(self._remote_weights.sync().fingerprint, cursor.step)
+        self._give_weights(cursor)
         staleness = self._recipe.config.rollout.max_staleness
         last = min(cursor.rollout + staleness, self._recipe.num_rollouts - 1)
         begin = start
@@ -86,7 +94,7 @@ class RemoteSampler(Sampler):
             if number not in self._begun:
                 has_its_weights = max(0, number - staleness) >= cursor.rollout
                 known = None if has_its_weights else self._sampled_by.get(number)
-                self._begun[number] = self._begin(number, begin, current, known)
+                self._begun[number] = self._begin(number, begin, known)
             if number < last:
                 begin = self._end(self._begun[number])
         used = self._begun[cursor.rollout]
@@ -98,7 +106,14 @@ class RemoteSampler(Sampler):
         self._remark(cursor, used.drawing.state)
         after = self._end(used)
         metrics = added_up(used.engines) | used.drawing.metrics() | self._data_metrics(cursor, start, after)
-        return self._rollout(cursor, used.drawing.chosen(), after, metrics, used.weights.version)
+        chosen, version = used.drawing.chosen(), used.weights.version
+        if self._in_flight:
+            version = carrying.newest_weights(chosen, self._ranks.exchange, version)
+        return self._rollout(cursor, chosen, after, metrics, version)
+
+    def _give_weights(self, cursor: Cursor) -> None:
+        synced = self._remote_weights.sync(cursor.step, in_flight=self._in_flight)
+        self._newest = SampledBy(synced.fingerprint, cursor.step)
 
     @property
     def _decided(self) -> bool:
@@ -110,6 +125,8 @@ class RemoteSampler(Sampler):
         Between the updates of a rollout that is everything: a resumed run begins nothing before the next rollout, and
         by then its weights have changed.
         """
+        if self._in_flight:
+            return True
         begins = cursor.update == 0
         older = [
             one
@@ -128,12 +145,12 @@ class RemoteSampler(Sampler):
         """See Sampler."""
         return self._sampled_by | {number: begun.weights for number, begun in self._begun.items()}
 
-    def _begin(self, number: int, start: Position, current: SampledBy, known: SampledBy | None) -> _Begun:
-        """Have the engines, which have the `current` weights, sample what is missing of a rollout.
+    def _begin(self, number: int, start: Position, known: SampledBy | None) -> _Begun:
+        """Have the engines sample what is missing of a rollout with the newest weights, which they have.
 
         `known` are older weights that have sampled it; RuntimeError if they left it unfinished.
         """
-        weights = known or current
+        weights = known or self._newest
         folder = self._folder(number)
         own, done = self._engines.ranks.exchange.partition_files(
             lambda: [path.name for path in journal.journals(folder)],
@@ -142,7 +159,7 @@ class RemoteSampler(Sampler):
         begun = _Begun(number, start, weights, self._drawing(number, start))
         begun.drawing.add(carrying.read_finished(start, self._rollouts, self._engines.ranks.exchange) | own, done)
         state = begun.drawing.state
-        if state.todo and weights.fingerprint != current.fingerprint:
+        if state.todo and weights.fingerprint != self._newest.fingerprint and not self._in_flight:
             raise RuntimeError(
                 f"{folder}: {len(state.todo)} of {state.drawn} groups are missing, and the weights that sampled the "
                 "others are gone. Restore the files of this folder, or resume from a checkpoint whose journals are "
@@ -154,7 +171,8 @@ class RemoteSampler(Sampler):
     def _ask(self, begun: _Begun) -> None:
         """Have the engines, which have its weights, sample the next round of a rollout, if it has any."""
         if begun.drawing.state.todo:
-            request = self._request(begun.number, begun.start, begun.drawing, begun.weights)
+            weights = self._newest if self._in_flight else begun.weights
+            request = self._request(begun.number, begun.start, begun.drawing, weights)
             begun.call = self._engines.start(request, self._folder(begun.number), begun.weights.fingerprint)
 
     def _finish(self, begun: _Begun) -> None:

@@ -56,22 +56,25 @@ class RemoteWeights:
         unchanged = self._sent_version == self._version
         return unchanged and self.newest is not None and self.newest.fingerprint == fingerprint
 
-    def sync(self) -> Synced:
+    def sync(self, version: int | None = None, *, in_flight: bool = False) -> Synced:
         """Give the engines the current weights unless they have them, once they have nothing more to generate.
 
-        Raises Interrupted if that was stopped. Where other weights arrive than were sent, or a probe disagrees, the
-        ranks that generate fail, and so does the attempt.
+        `version`: the number of steps that have made them, which matters to what is trained on. With `in_flight`
+        engines take them at once, in the middle of what they generate. Raises Interrupted if what they generate was
+        stopped. Where other weights arrive than were sent, or a probe disagrees, the ranks that generate fail, and so
+        does the attempt.
         """
         if self.newest is not None and self._sent_version == self._version:
             return self.newest
         with self._clock.phase("sync"):
-            self.newest = self._send()
+            self.newest = self._send(version, in_flight)
         self._sent_version = self._version
         self._baseline.probe = self._baseline.probe or self.newest.gap
         return self.newest
 
-    def _send(self) -> Synced:
-        self._engines.wait_for_all()  # here, where a stop is noticed, and not in the broadcast
+    def _send(self, version: int | None, in_flight: bool) -> Synced:
+        if not in_flight:
+            self._engines.wait_for_all()  # here, where a stop is noticed, and not in the broadcast
         offload.leave_to_engines(self._policy)  # a state that a start or a save brought back, if it stays on the host
         ours = score(self._policy, self._sequences, self._clock.monitor).logprobs
         rounding = rounding_gap(self._policy, self._sequences, ours, self._clock.monitor)
@@ -80,6 +83,7 @@ class RemoteWeights:
         number = 0
         if self._broadcast is not None:
             values = {
+                "version": version,
                 "sequences": [list(map(int, tokens)) for tokens in self._sequences],
                 "trainer": trainer.values(),
                 "first": None if first is None else asdict(first),

@@ -26,7 +26,6 @@ from gspo_hpc.data.prompts import Position, PromptStream
 from gspo_hpc.data.records import UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.rollout.carried_files import CarriedFiles
-from gspo_hpc.rollout.generation import with_piece
 from gspo_hpc.rollout.worker import Generated
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training.recipe import PromptData
@@ -61,22 +60,22 @@ class Engines:
             if over and chance.random() < 0.3:
                 continue  # nobody took it
             if over or (slot not in enough.required and chance.random() < 0.3):
-                left[slot] = with_piece(self._grown(group, whole=False), request.weights_version)
+                left[slot] = self._grown(group, whole=False).with_piece(request.weights_version)
                 continue
             if self.kill is not None and len(finished) >= self.kill:
                 raise Killed
-            group = with_piece(self._grown(group, whole=True), request.weights_version)
+            group = self._grown(group, whole=True).with_piece(request.weights_version)
             journal.append([group])
             finished[slot] = group
             has_signal = len({one.reward for one in group.completions}) > 1
             counted += has_signal or not enough.signal
         if counted < enough.groups:  # then all are waited for
             for slot, group in left.items():
-                whole = with_piece(self._grown(group, whole=True), request.weights_version)
+                whole = self._grown(group, whole=True).with_piece(request.weights_version)
                 journal.append([whole])
                 finished[slot] = whole
             for slot in set(order) - finished.keys():
-                whole = with_piece(self._grown(self._begun(request, slot), whole=True), request.weights_version)
+                whole = self._grown(self._begun(request, slot), whole=True).with_piece(request.weights_version)
                 journal.append([whole])
                 finished[slot] = whole
             left = {}

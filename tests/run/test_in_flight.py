@@ -1,0 +1,54 @@
+"""A run whose engines get newer weights while they generate: killed, resumed, and repeated from its journals.
+
+It takes a minute and a half: five starts of three ranks with an engine. When newer weights come is the clock's choice,
+so two runs differ; but what is in the journals decides everything. It would catch weights that wait for the end of a
+rollout, tokens under the wrong version, and a resumed run that samples what was sampled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.run import harness
+from tests.run.test_partial_rollouts import (
+    OVERRIDES,
+    ROLLOUTS,
+    SERVER,
+    STEPS,
+    check_repeated,
+    groups,
+    killed_and_resumed,
+)
+
+IN_FLIGHT = (
+    *(one for one in OVERRIDES if "oversampling" not in one and "max_num_seqs" not in one),
+    *SERVER,
+    "rollout.engine={max_num_seqs: 4}",  # so that a rollout takes longer than to train on the one before
+    "rollout.in_flight_updates=true",
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("unfinished", ["wait", "continue"])
+def test_engines_take_newer_weights_in_the_middle_of_a_rollout(
+    unfinished: str, tiny_config: Path, tmp_path: Path
+) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    more = () if unfinished == "wait" else ("rollout.unfinished=continue", "rollout.oversampling_factor=1.75")
+    command = killed_and_resumed(tiny_config, run_dir, log, *IN_FLIGHT, *more)
+    firsts = [record for record in harness.metrics(run_dir) if record["update"] == 0]
+    assert len(firsts) == ROLLOUTS
+    within = 0
+    for number in range(1, ROLLOUTS):
+        for group in groups(run_dir, number):
+            for one in group.completions:
+                versions = [version for version, _ in one.pieces]
+                assert versions == sorted(set(versions)) and set(versions) <= {0, 2, 4}
+                assert sum(count for _, count in one.pieces) == len(one.tokens) == len(one.logprobs)
+                within += len(versions) > 1
+    assert within, "no completion was sampled by two weights: give engines less room"
+    assert any(record["rollout/older_token_fraction"] > 0 for record in firsts)
+    assert STEPS == 6
+    check_repeated(run_dir, command, log, tmp_path)
