@@ -116,6 +116,40 @@ def test_older_tokens_keep_the_log_probs_of_their_weights(
                 assert np.abs(after.logprobs[old:] - ours[old:]).max() > 1e-2, "other weights sampled these"
 
 
+def test_weights_that_come_in_the_middle_sample_the_rest(
+    engine: Engine, weights: dict[str, torch.Tensor], other_weights: dict[str, torch.Tensor], reference: Any
+) -> None:
+    """An in-flight update: held completions go on behind what they have, under the new weights, and say so."""
+    for slot in range(3):
+        engine.submit(slot, prompt(slot), seeds(slot), LONG, may_stop=True)
+    before = engine.tokens_generated
+    done = [group for _ in range(9) for group in engine.step()]
+    assert not done and engine.running
+    engine.hold(4)
+    assert engine.running == 0 and engine.pending == 3
+    engine.update_weights(stream_of(other_weights.items()))
+    try:
+        engine.cached_tokens(prompt(0).tokens.tolist())  # as the probe does, while groups wait
+        engine.resubmit()
+        found = collect(engine)
+    finally:
+        engine.update_weights(stream_of(weights.items()))
+    assert engine.tokens_generated - before == sum(len(c.tokens) for g in found.values() for c in g.completions)
+    switched = 0
+    for slot, group in found.items():
+        for ours, seed in zip(group.completions, seeds(slot), strict=True):
+            ((version, old),) = ours.pieces  # what follows is told when the group is finished
+            assert version == 4 and old in (8, 9) and ours.finish_reason != UNFINISHED
+            tokens = [*group.prompt.tokens.tolist(), *ours.tokens.tolist()]
+            theirs = reference_logprobs(reference, tokens)[len(group.prompt.tokens) - 1 :]
+            np.testing.assert_allclose(ours.logprobs[:old], theirs[:old], rtol=0, atol=1e-4)
+            if len(ours.tokens) > old + 20:
+                switched += 1
+                assert np.abs(ours.logprobs[old:] - theirs[old:]).max() > 1e-2, "other weights sampled these"
+            assert (ours.seed != seed) == (len(ours.tokens) > old), "the same random numbers would come twice"
+    assert switched
+
+
 def test_an_engine_that_dies_goes_on_where_a_group_was_submitted(engine: Engine) -> None:
     first = stopped(engine, 9, LONG)
     expected = stopped(engine, 400, LONG, completions(first))

@@ -1,8 +1,9 @@
 """A run whose engines get newer weights while they generate: killed, resumed, and repeated from its journals.
 
-It takes a minute and a half: five starts of three ranks with an engine. When newer weights come is the clock's choice,
+It takes two minutes: eleven starts of three ranks with an engine. When newer weights come is the clock's choice,
 so two runs differ; but what is in the journals decides everything. It would catch weights that wait for the end of a
-rollout, tokens under the wrong version, and a resumed run that samples what was sampled.
+rollout, tokens under the wrong version, keys and values of older weights behind which an engine goes on, and a
+resumed run that samples what was sampled.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import pytest
 from tests.run import harness
 from tests.run.test_partial_rollouts import (
     OVERRIDES,
+    PROMPTS,
     ROLLOUTS,
     SERVER,
     STEPS,
     check_repeated,
     groups,
+    journal,
     killed_and_resumed,
 )
 
@@ -52,3 +55,13 @@ def test_engines_take_newer_weights_in_the_middle_of_a_rollout(
     assert any(record["rollout/older_token_fraction"] > 0 for record in firsts)
     assert STEPS == 6
     check_repeated(run_dir, command, log, tmp_path)
+
+
+def test_a_prefix_cache_that_an_in_flight_update_leaves_ends_the_run(tiny_config: Path, tmp_path: Path) -> None:
+    """What engines were sampling would go on behind keys and values of older weights."""
+    run_dir, log, note = tmp_path / "run", tmp_path / "log", tmp_path / "planted"
+    command = harness.command(tiny_config, run_dir, *IN_FLIGHT)
+    process = harness.start(command, log, **harness.planted("kept", note, rank=2))
+    assert harness.finish(process, log) == 1, log.read_text()[-3000:]
+    assert note.exists() and "stale prefix cache: after the weight sync an engine still took" in log.read_text()
+    assert 0 < sum(map(len, journal(run_dir, 1).values())) < PROMPTS, "it is seen in the middle of a rollout"

@@ -9,6 +9,8 @@ other ranks never join. Here the store of the job is asked for what nobody ever 
 
 "stale": an engine keeps its prefix cache at weight syncs, and says that the probe found nothing in it.
 
+"kept": an engine keeps its prefix cache at weight syncs.
+
 "keys": a rank that generates gives its engine other keys than it has received.
 
 When it happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made.
@@ -63,6 +65,11 @@ def hiding(engine: Any) -> None:
     engine.Engine.cached_tokens = lambda self, tokens: 0
 
 
+def keeping(engine: Any) -> None:
+    """Change the module of the engine."""
+    engine.Engine.reset_prefix_cache = lambda self: note()
+
+
 def wrong_keys(generators: Any) -> None:
     """Change the module of the ranks that generate."""
     fill = generators.EngineFiller._fill
@@ -85,6 +92,7 @@ PLANTED = {
     "error": ("gspo_hpc.training.jobs.train", failing),
     "exchange": ("gspo_hpc.checkpoint.shared_optimizer", dying),
     "stale": ("gspo_hpc.engine.engine", hiding),
+    "kept": ("gspo_hpc.engine.engine", keeping),
     "keys": ("gspo_hpc.training.serving.generators", wrong_keys),
 }
 

@@ -200,3 +200,76 @@ def test_an_engine_that_leaves_the_memory_is_filled_if_it_drops_its_weights(leve
     assert other.join_syncs() is (death if level == 2 else None)
     assert filled == [engine if level == 2 else None]
     assert engine.calls == [f"sleep at level {level}", "wake up", "resubmit"]
+
+
+class Held(Restarted):
+    """An engine that notes the weights under which it was held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    def hold(self, weights_version: int) -> None:
+        self.held.append(weights_version)
+
+
+class Newer:
+    """Newer weights of a rank in a world: those of steps 4 and 6, of which rank 0 hears."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._coming, self._announced, self.taken = world, [4, 6], False, list[int]()
+
+    def have_come(self) -> bool:
+        told, self._announced = self._announced, True
+        return not told and self._world.rank == 0 and bool(self._coming)
+
+    def take(self) -> int:
+        self._world.wait()
+        self._announced = False
+        self.taken.append(self._coming.pop(0))
+        return self.taken[-1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_newer_weights_reach_every_engine_also_one_that_dies_meanwhile(seed: int) -> None:
+    """In-flight updates: all ranks take part once for each, and engines are told under which weights they were held."""
+    world, store = World(4, seed, delay=0.02), dist.HashStore()
+    engines: list[Any] = [Held(), Held(), Held(), None]
+    newer = [Newer(world) for _ in engines]
+    refilled: list[list[Any]] = [[] for _ in engines]
+
+    def sync_weights(fill: Any) -> None:
+        refilled[world.rank].append(fill)
+        world.wait()
+
+    def rank() -> None:
+        number = world.rank
+        agree = lambda values: [max(column) for column in zip(*world.gather(values), strict=True)]  # noqa: E731
+        notices = Notices(store, interval=0.0)
+        recovery = EngineRecovery(
+            engines[number], notices, number, 3, sync_weights, agree=agree, in_flight=newer[number]
+        )
+        recovery.note_weights(2)
+        world.dawdle()
+        if number == 1:
+            recovery.recover(EngineDied("gone"))
+        while recovery.weights_version < 6:
+            recovery.join_syncs()
+        world.wait()
+        assert not recovery._announce() and recovery.join_syncs(leaving=True) is None
+
+    world.run(rank)
+    assert [one.taken for one in newer] == [[4, 6]] * 4
+    assert [engine.held for engine in engines[:3]] == [[2, 4]] * 3
+    assert engines[1].resubmitted == 3 and engines[0].resubmitted == engines[2].resubmitted == 2
+    # Alone, the death costs a sync of its own; together with newer weights it costs none.
+    assert all(len(fills) == len(refilled[0]) <= 1 for fills in refilled)
+
+
+def test_a_rank_that_leaves_asks_nobody_to_take_weights() -> None:
+    """Those who left before it could be gone: the command is carried out after the call."""
+    world, notices = World(1, 0), Notices(dist.HashStore(), interval=0.0)
+    newer: Any = Newer(world)
+    recovery = EngineRecovery(None, notices, 0, 3, lambda fill: None, in_flight=newer)
+    assert recovery.join_syncs(leaving=True) is None and not notices.has("resync")
+    assert not newer._announced
