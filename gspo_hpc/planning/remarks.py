@@ -54,7 +54,9 @@ def _warnings(plan: PlanBuilder) -> Iterator[str]:
             f"rollout.max_staleness ({staleness}) above 1 makes completions older and nothing faster: engines begin a "
             "rollout when the one before has ended"
         )
-    updates = updates_per_rollout(plan.config.batch) if plan.config.rollout.max_staleness and plan.server else 0
+    rollout = plan.config.rollout
+    waits = plan.server and rollout.max_staleness and not rollout.in_flight_updates  # a save, for the rollout ahead
+    updates = updates_per_rollout(plan.config.batch) if waits else 0
     if updates and plan.config.checkpoint.interval > updates:
         yield (
             f"checkpoint.interval ({plan.config.checkpoint.interval}) is above the updates of a rollout ({updates}): "

@@ -267,7 +267,7 @@ def test_newer_weights_reach_every_engine_also_one_that_dies_meanwhile(seed: int
 
 
 def test_a_rank_that_leaves_asks_nobody_to_take_weights() -> None:
-    """Those who left before it could be gone: the command is carried out after the call."""
+    """Ranks that left before it could be gone: the command is carried out after the call."""
     world, notices = World(1, 0), Notices(dist.HashStore(), interval=0.0)
     newer: Any = Newer(world)
     recovery = EngineRecovery(None, notices, 0, 3, lambda fill: None, in_flight=newer)

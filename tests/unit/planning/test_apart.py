@@ -18,9 +18,11 @@ from gspo_hpc.launch import checks
 from gspo_hpc.planning import asynchrony, ranks
 from gspo_hpc.planning.builder import Models
 from gspo_hpc.planning.estimates import engines
+from gspo_hpc.planning.exactness import assess
 from gspo_hpc.planning.plan import make_plan
 
 PRESET = Path(__file__).parents[3] / "configs" / "qwen2.5_7b_tp2.yaml"
+MIXTURE = PRESET.with_name("qwen3_30b_a3b_ep8.yaml")
 APART = ["cluster.nodes=4", "cluster.generation_nodes=1", "rollout.mode=server", "batch.global_batch_size=384"]
 
 
@@ -114,6 +116,45 @@ def test_one_rollout_ahead_is_run_and_more_is_warned_of(capsys: pytest.CaptureFi
     checks.require(load(PRESET, APART))
     warned = [checks.require(load(PRESET, [*APART, f"rollout.max_staleness={count}"])).warnings for count in (1, 2)]
     assert [any("nothing faster" in text for text in texts) for texts in warned] == [False, True]
+
+
+IN_FLIGHT = "rollout.in_flight_updates=true"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ([*APART, "rollout.max_staleness=1"], None),
+        ([*APART, "rollout.max_staleness=0"], "in_flight_needs_one_ahead"),
+        ([*APART, "rollout.max_staleness=2"], "in_flight_needs_one_ahead"),
+        (["rollout.max_staleness=0"], "in_flight_needs_one_ahead"),
+        ([*APART, "rollout.max_staleness=1", "environment.name=guess_number"], "in_flight_without_environment"),
+        (
+            [*APART, "rollout.max_staleness=1", "environment.tools=[{function: calculator}]"],
+            "in_flight_without_environment",
+        ),
+    ],
+)
+def test_weights_that_come_in_flight_need_engines_that_are_ahead(words: list[str], rule: str | None) -> None:
+    plan = make_plan(load(PRESET, [*words, IN_FLIGHT]))
+    assert [item.rule for item in plan.broken] == ([] if rule is None else [rule])
+    assert all(item.rule != rule for item in make_plan(load(PRESET, words)).broken)
+
+
+def test_experts_that_several_weights_chose_are_not_repeated() -> None:
+    words = ["rollout.mode=server", "rollout.engines_per_node=1", "rollout.max_staleness=1", IN_FLIGHT]
+    for replay, refused in (("rollout", True), ("off", False)):
+        broken = {item.rule for item in make_plan(load(MIXTURE, [*words, f"moe.router_replay={replay}"])).broken}
+        assert ("in_flight_without_choices" in broken) is refused, broken
+
+
+def test_a_save_waits_for_no_rollout_whose_weights_come_in_flight() -> None:
+    words = [*APART, "rollout.max_staleness=1", "batch.steps_per_generation=4", "checkpoint.interval=8"]
+    told = [make_plan(load(PRESET, [*words, *more])).warnings for more in ([], [IN_FLIGHT])]
+    assert [any("checkpoint.interval (8)" in text for text in texts) for texts in told] == [True, False]
+    assert assess(load(PRESET, [*words, "cluster.platform=cpu"])).grade != "checkpoint-exact"
+    reasons = assess(load(PRESET, [*words, IN_FLIGHT])).reasons
+    assert any("which weights sample a token" in reason for reason in reasons)
 
 
 def test_choices_of_a_pass_that_is_left_out_cannot_be_repeated() -> None:
