@@ -194,7 +194,7 @@ def _continued_entropies(plan: PlanBuilder) -> Iterator[str]:
     Topic.ENGINES,
 )
 def _in_flight(plan: PlanBuilder) -> Iterator[str]:
-    """Nothing is sampled while weights are trained unless engines are ahead, and further ahead nothing gets faster."""
+    """Engines that are not ahead sample nothing while others train, and further ahead nothing gets faster."""
     rollout = plan.config.rollout
     if rollout.in_flight_updates and not (plan.server and rollout.max_staleness == 1):
         yield (
