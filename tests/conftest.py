@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,8 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as
 os.environ.pop("WANDB_API_KEY", None)  # a test must never write to someone's account
 
 _TEMPORARY = Path(tempfile.gettempdir())
+_SPENT = pytest.StashKey[float]()  # processor seconds before a test
+_spent_before = {"seconds": 0.0}  # at the end of the test before, or of the collection
 
 settings.register_profile("project", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("project")
@@ -82,6 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Keep the collector from going through modules and tests again and again: they stay to the end."""
     gc.freeze()
+    _spent_before["seconds"] = _processor_seconds()
 
 
 def pytest_unconfigure() -> None:
@@ -95,6 +100,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Lower the priority of this worker, and so of all that its tests start, once it runs anything but Slurm."""
     if "PYTEST_XDIST_WORKER" in os.environ and tier(item) != "slurm" and os.nice(0) == 0:
         os.nice(10)
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this worker and of all processes that it has started and that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note for --junitxml what a test has cost, which does not depend on what else the machine does."""
+    if call.when == "setup":
+        item.stash[_SPENT] = _spent_before["seconds"]
+    if call.when == "teardown":
+        _spent_before["seconds"] = _processor_seconds()
+        spent = _spent_before["seconds"] - item.stash[_SPENT]
+        item.user_properties.append(("processor_seconds", f"{spent:.2f}"))
+    return (yield)
 
 
 @pytest.fixture(scope="session")
