@@ -128,6 +128,7 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
         "dos2unix main_ppo.py",
         "code train_grpo.py",
         "pytest -q tests/test_grpo.py",
+        "pylint train_grpo.py; mypy a.py; flake8 b.py; truncate -s 0 c.py",
         "aws s3 cp train_grpo.py s3://b/",
         "hf upload me/x train_grpo.py",
         "huggingface-cli download me/x train_grpo.py",
