@@ -162,11 +162,15 @@ def _older_kernels(plan: PlanBuilder) -> Iterator[str]:
 
     if (found := devices.before_ampere(plan.config.cluster)) is not None:
         name, (major, minor) = found
-        yield (
-            f"FlashAttention needs GPUs of compute capability 8.0 or newer, and {name} has {major}.{minor}: engines "
-            "take vLLM's attention in Triton (before 0.24 with rollout.engine.attention_backend=TRITON_ATTN), the "
-            "trainer torch's, and this plan counts neither as slower."
-        )
+        others = "this plan does not count how much slower other attention is."
+        if (major, minor) >= (7, 5):  # engines run on no older one
+            others = (
+                "engines take vLLM's attention in Triton (before 0.24 with "
+                "rollout.engine.attention_backend=TRITON_ATTN), the trainer torch's, and this plan counts neither as "
+                "slower."
+            )
+        needs = "FlashAttention needs GPUs of compute capability 8.0 or newer"
+        yield f"{needs}, and {name} has {major}.{minor}: {others}"
         if plan.config.model.dtype == "float32":
             yield (
                 f"The update in float32 is timed as if it were in 16 bits; {name} multiplies eight times as fast in "

@@ -29,14 +29,14 @@ _VERLS_ENTRY = re.compile(
 # Commands that a file of a run is an argument of, and that do not start it.
 TOOLS = set(
     "sed awk cat cp mv rm ls ln chmod chown touch mkdir grep egrep head tail wc diff tee echo printf vim vi nano less "
-    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps".split()
+    "more scp rsync git tar zip unzip find black ruff isort perl [ test export cd md5sum sha256sum stat file ps "
+    "wget curl code dos2unix pip pip3 pytest pylint mypy flake8 source . aws truncate".split()
 )
 # Commands that look for a running process, or end it, by the file that it runs; also behind sudo, ssh or srun.
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 # Launchers, behind which the program is, and modules that prepare something for Python.
 _NO_PROGRAM = re.compile(r"(torch\.distributed|accelerate|deepspeed)\.|(pip|venv|ensurepip|compileall)$")
-# Commands that read a file, and do not run it as a training.
-_READERS = set("wget curl code dos2unix pip pip3 pytest pylint mypy flake8 source . hf aws truncate".split())
+_HUB = ("hf", "huggingface-cli")  # copies files, but behind `jobs` it starts what follows
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
 _INSISTED = (
@@ -59,7 +59,7 @@ def from_command(
     `place`: the script's file; `source`: the project, if it was named; `others` gets what else a command starts.
     """
     words, place = command.words, within(place, command.folder)
-    if words and os.path.basename(words[0]) in TOOLS:
+    if _starts_nothing(words):
         return None
     theirs = programs.of_swift(command, place, source)
     option = ""
@@ -139,7 +139,7 @@ def python_program(words: Sequence[str]) -> str | None:
     """Return the Python file or module that a command starts behind its launchers; None for other commands."""
     if not words or any(os.path.basename(word) in _PROCESSES for word in words):
         return None
-    if os.path.basename(words[0]) in TOOLS | _READERS:
+    if _starts_nothing(words):
         return None
     for number, word in enumerate(words):
         if number and words[number - 1] in modules.FLAGS and not _NO_PROGRAM.match(word):
@@ -147,6 +147,12 @@ def python_program(words: Sequence[str]) -> str | None:
         if word.endswith(".py") and not word.startswith("-") and "=" not in word:
             return word if " " not in word or modules.starts(words[:number]) else None
     return None
+
+
+def _starts_nothing(words: Sequence[str]) -> bool:
+    """Tell whether a command starts none of the files that it names."""
+    name = os.path.basename(words[0]) if words else ""
+    return name in TOOLS or (name in _HUB and "jobs" not in words[1:2])
 
 
 def _program(word: str) -> str:

@@ -131,8 +131,16 @@ class Search:
             if not is_nearly_alone(fix, singles)
         ]
         pairs = self.shown([fix for fix in pairs if fix.distance <= farthest], limit)
-        pairs = [*dict.fromkeys(self.nearer(fix, alone) for fix in pairs)]
+        pairs = [*dict.fromkeys(self._half(nearer := self.nearer(fix, alone)) or nearer for fix in pairs)]
         return [*dict.fromkeys(one for fix in pairs for one in (fix, *beside.of_fewer_machines(self, fix)))]
+
+    def _half(self, pair: Fix) -> Fix | None:
+        """Return one of two changes that is a fix alone and brings no more warnings, though it was not tried alone.
+
+        Other cards are tried only where memory is lacking, as it may be once the given ones have a type that they take.
+        """
+        halves = (self.fix(self.judge(with_changes(self.config, [one])), one) for one in pair.changes)
+        return next((fix for fix in halves if fix is not None and fix.warnings <= pair.warnings), None)
 
     def order(self, fix: Fix) -> tuple[float, ...]:
         """Return what fixes are sorted by: the size of the change, the number of changes, the distance.

@@ -121,6 +121,32 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "wget -q https://x/verl/trainer/main_ppo.py -O /tmp/main_ppo.py",
+        "curl -sSLO https://x/train_grpo.py",
+        "dos2unix main_ppo.py",
+        "code train_grpo.py",
+        "pytest -q tests/test_grpo.py",
+        "pylint train_grpo.py; mypy a.py; flake8 b.py; truncate -s 0 c.py",
+        "aws s3 cp train_grpo.py s3://b/",
+        "hf upload me/x train_grpo.py",
+        "huggingface-cli download me/x train_grpo.py",
+    ],
+)
+def test_a_command_that_copies_or_reads_a_file_is_no_run(command: str) -> None:
+    """Such a script was refused as one of two runs, or told that the file is started."""
+    alone = convert(f"python {TRL}\n", gpus=8)
+    for text in (f"{command}\npython {TRL}\n", f"python {TRL}\n{command}\n"):
+        assert convert(text, gpus=8).text == alone.text
+
+
+def test_what_a_job_of_the_hub_starts_is_named() -> None:
+    found = convert(f"hf jobs uv run --flavor a10 {TRL}\nhf jobs uv run evaluate.py\n", gpus=8)
+    assert "the script also starts evaluate.py, of which nothing is converted" in found.assumed
+
+
+@pytest.mark.parametrize(
     ("command", "told"),
     [
         ("trl sft --model_name_or_path m", "trl sft"),

@@ -75,6 +75,7 @@ if mode == "store":
     found, kept = os.environ.get("GSPO_HPC_STORE"), ("127.0.0.1", int(os.environ["MASTER_PORT"]))
     tell("inherited", found)
     if rank:
+        tell("sockets", [str(one) for one in Path("/proc/self/fd").iterdir() if one.is_socket()])
         socket.create_connection(kept, 20).recv(1)  # nothing comes before rank 0 takes the connection
     else:
         with socket.socket() as other:
@@ -84,6 +85,7 @@ if mode == "store":
             except OSError as error:
                 tell("refused", error.errno)
         listener = socket.socket(fileno=int(found))
+        tell("address", listener.getsockname()[0])
         for _ in range(2):  # its own, and that of the other rank
             listener.accept()[0].close()
 elif mode == "environment":
@@ -672,3 +674,5 @@ def test_the_port_where_ranks_meet_is_never_free_for_others(tmp_path: Path, out:
     assert train(make_config(tmp_path), worker=worker(out, "store")) == 0
     assert told(out, "inherited", 0) is not None and told(out, "inherited", 1) is None
     assert told(out, "in use", 0) == 0 and told(out, "refused", 0) in (errno.EADDRINUSE, errno.EINVAL)
+    assert told(out, "address", 0) == "127.0.0.1", "the store asks nobody who he is"
+    assert told(out, "sockets", 1) == [], "a rank that waits for one that is gone is not told"

@@ -43,6 +43,9 @@ def test_a_plan_says_what_a_judge_may_get() -> None:
     drawn = {"rollout": {**SIZES["rollout"], "dynamic_sampling": True, "max_num_gen_batches": 3}}
     (dynamic,) = judged(planned({}, **drawn))
     assert "240 requests" in dynamic
+    drawn = {"rollout": {**SIZES["rollout"], "unfinished": "drop", "oversampling_factor": 1.5}}
+    (ended_early,) = judged(planned({}, **drawn))
+    assert "120 requests" in ended_early
 
 
 def test_a_plan_says_whether_the_budget_is_enough() -> None:
@@ -51,6 +54,9 @@ def test_a_plan_says_whether_the_budget_is_enough() -> None:
     _, note = judged(planned({"max_requests": 79, "used_up": "exclude"}))
     assert note.endswith("completions may be excluded for it.")
     assert len(judged(planned({"max_requests": 80}))) == 1
+    assert len(judged(planned({"max_completion_tokens": 80 * 512}))) == 1
+    _, note = judged(planned({"max_completion_tokens": 80 * 512 - 1}))
+    assert note.startswith("judges.max_completion_tokens (") and "is below what judges may get, " in note
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,7 @@ def test_a_budget_that_cannot_be_kept_is_refused(budget: dict[str, Any], args: d
     (found,) = planned(budget, args).broken
     assert found.rule == "judges_budget_bounds_something" and why in found.message
     assert planned(budget, {**PRICED, "request": {"max_completion_tokens": 9}}).valid
+    assert planned({"max_cost": 1.0}, {"completion_price": 2.0}).valid, "one price is enough"
 
 
 def test_a_budget_without_a_judge_is_refused() -> None:

@@ -69,6 +69,13 @@ def test_fixes_change_what_the_card_lacks() -> None:
     assert "model.attention_backend=auto" in found and not any("cluster" in fix for fix in found)
 
 
+def test_no_fix_changes_the_type_for_a_card_that_takes_the_one_that_is_given() -> None:
+    """A T4 holds no 7B, which shows only with a type that it takes; an H100 takes bfloat16."""
+    found = search.find(from_dict(sections("T4", {"path": "Qwen/Qwen2.5-7B-Instruct"})))
+    cards = [fix for fix in found if any(change.key == "cluster.gpu" for change in fix.changes)]
+    assert cards and all(len(fix.changes) == 1 for fix in cards), [str(fix) for fix in cards]
+
+
 def test_tensors_of_transformer_engine_are_not_counted() -> None:
     older, newer = (make_plan(from_dict(sections(gpu, FLOAT16))).to_json()["memory"] for gpu in ("T4", "A10"))
     assert newer["phases"]["update"]["unused_gradients"] > 0
@@ -89,12 +96,15 @@ def test_engines_need_turing(gpu: str, runs: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "model", "notes"), [("T4", FLOAT16, 1), ("T4", {"dtype": "float32"}, 2), ("A10", FLOAT16, 0)]
+    ("gpu", "model", "notes"),
+    [("T4", FLOAT16, 1), ("V100", FLOAT16, 1), ("T4", {"dtype": "float32"}, 2), ("A10", FLOAT16, 0)],
 )
 def test_a_note_says_what_times_leave_aside(gpu: str, model: dict[str, Any], notes: int) -> None:
     plan = make_plan(from_dict(sections(gpu, model)))
     found = [note for note in plan.notes if "FlashAttention needs" in note or "in float32 is timed" in note]
     assert len(found) == notes
+    told = "engines take vLLM's attention in Triton (before 0.24 with rollout.engine.attention_backend=TRITON_ATTN)"
+    assert any(told in note for note in found) == (gpu == "T4"), "no engine runs on a V100"
 
 
 def test_no_setting_makes_their_engines_independent_of_the_batch() -> None:

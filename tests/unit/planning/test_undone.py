@@ -14,7 +14,7 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import load
-from gspo_hpc.planning.fixes import repair, undone
+from gspo_hpc.planning.fixes import distances, repair, undone
 from gspo_hpc.planning.fixes.search import Search
 from gspo_hpc.planning.plan import make_plan
 
@@ -65,13 +65,21 @@ def test_a_card_by_its_short_name_is_taken_back(tmp_path: Path) -> None:
     assert found
 
 
+def test_cards_are_as_far_as_their_memories_and_then_their_names() -> None:
+    def apart(before: str, value: str) -> float:
+        return distances.between("cluster.gpu", before, value)
+
+    assert apart("A100-40", "A100") > distances.weight("cluster.gpu") > 1 > apart("A100", "A800") > 0
+    assert apart("H-1000", "H100") < 1, "a typing error"
+
+
 def test_a_mapping_is_printed_as_a_shell_takes_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(f"{LARGE.read_text()}\nslurm:\n  environment: " + r'{A: "b c\u2028 \U0001F600"}' + "\n")
+    path.write_text(f"{LARGE.read_text()}\nslurm:\n  environment: " + r'{A: "b c\u2028 \U0001F600\U000E0001"}' + "\n")
     config, file = load(path, ['slurm.environment={my-var: "1"}']), load(path)
     found = undone.find(Search(config, None, make_plan(config)), file)
     (word,) = shlex.split(str(found))
-    assert load(path, ["slurm.environment={}", word]).slurm.environment == {"A": "b c\u2028 \U0001f600"}
+    assert load(path, ["slurm.environment={}", word]).slurm.environment == {"A": "b c\u2028 \U0001f600\U000e0001"}
 
 
 def test_arguments_of_the_engine_are_taken_back() -> None:

@@ -385,7 +385,7 @@ def test_metrics_are_not_written_through_a_planted_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["attempts", "attempts/0001", "rollouts", "rollouts/000003", "record", "evaluations", "jobs"]
+    "name", ["attempts", "attempts/0001", "rollouts", "rollouts/000003", "record", "evaluations", "spending", "jobs"]
 )
 def test_a_run_whose_folders_lead_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     """It writes into them and removes what is old, and a run directory may be of another's making."""
