@@ -265,6 +265,9 @@ def test_calls_that_cannot_be_made_have_their_errors(file: Path) -> None:
     assert all(
         text in (one.result if isinstance(one, CallRecord) else "") for text, one in zip(said, found, strict=True)
     )
+    (long,), (many,) = box.calls(call("s" * 9000)), box.calls(call("search", query="a", **{"b" * 9000: 1}))
+    assert isinstance(long, CallRecord) and len(long.name) == 64 and len(long.result) < 200
+    assert isinstance(many, CallRecord) and len(many.result) == 1000 and many.result.endswith("b…")
     (odd,) = box.calls('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>')
     assert isinstance(odd, CallRecord) and odd.name.encode() and odd.result.encode()
 
