@@ -9,9 +9,6 @@ results of tools in a place where the template does not have them.
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from gspo_hpc.data.replies import Replies
 from gspo_hpc.rewards.environments import schemas
 from gspo_hpc.rewards.environments.tool_calls import PARSERS, Call, asked_for
 from tests.unit.rewards import call_texts
+from tests.unit.rewards.processor_time import at_most
 
 THEIRS = json.loads(Path(__file__).with_name("parsed_by_vllm.json").read_text("utf-8"))
 SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in call_texts.TOOLS}
@@ -125,22 +123,6 @@ def test_a_model_that_repeats_itself_takes_no_time_beyond_the_length(form: str, 
         for repeated in (text * 30_000, text * 30_000 + "<"):
             PARSERS[form](repeated)
             PARSERS[form](begins.get(form, "") + repeated)
-
-
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """End what takes more processor time."""
-
-    def end(*_: object) -> None:
-        raise AssertionError(f"it takes more than {seconds:g} s of processor time")
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 GLM = (
