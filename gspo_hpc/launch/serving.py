@@ -6,7 +6,7 @@ import ipaddress
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gspo_hpc.launch.local import export
@@ -19,6 +19,20 @@ from gspo_hpc.system.files import make_inner_dir
 _OWN = ("--model", "--host", "--port", "--served-model-name", "--load-format")  # what `serve` itself decides
 
 
+def option(word: str, names: Iterable[str]) -> str | None:
+    """Return which of these options of vLLM a word of its command line is; None for another word.
+
+    vLLM takes underscores for hyphens, and a name of which only the beginning is given.
+    """
+    name = word.partition("=")[0].replace("_", "-")
+    return next((one for one in names if name == one or (len(name) > 3 and one.startswith(name))), None)
+
+
+def has_key(options: str) -> bool:
+    """Return whether options of vLLM, in one text, hold a key that clients have to send."""
+    return any(option(word, ("--api-key",)) for word in shlex.split(options))
+
+
 def command(folder: Path, name: str, host: str, port: int, options: str) -> list[str]:
     """Return the command that serves a model's folder under `name`; `options` are further ones of vLLM's, in one text.
 
@@ -28,7 +42,7 @@ def command(folder: Path, name: str, host: str, port: int, options: str) -> list
         more = shlex.split(options)
     except ValueError as error:
         raise ValueError(f"--vllm {options!r}: {error}") from None
-    if taken := [word for word in more if word.partition("=")[0] in _OWN]:
+    if taken := [word for word in more if option(word, _OWN)]:
         raise ValueError(f"--vllm: {taken[0]} is decided by serve: give --host, --port or --name before it")
     # Weights are read from safetensors alone: other formats may run code.
     fixed = ["--host", host, "--port", str(port), "--served-model-name", name, "--load-format", "safetensors"]
@@ -55,7 +69,7 @@ def exported(run: Path, step: int | None) -> Path:
     folder = run / "served" / f"{chosen:06d}"
     if not folder.exists():
         make_inner_dir(folder.parent)
-        if export(run, chosen, folder) != DONE:
+        if export(run, chosen, folder) != DONE and not folder.exists():  # another server may have been faster
             raise RuntimeError(f"checkpoint {chosen} of {run} was not exported")
     return folder
 

@@ -7,6 +7,7 @@ completions of a group are asked about in one call, side by side. A request that
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import os
 import random
@@ -49,7 +50,8 @@ _PASSING = (408, 409, 429)  # and all from 500
 _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_TOLD = 0.5, 8.0, 60.0  # seconds before a repetition
 _ROOM_SECONDS = 0.2  # between looks whether others have left room in the budget
 
-_next_turn = 0.0  # when this process may send its next request, on the monotonic clock
+# When this process may send its next request to a judge, by address, model and pace; on the monotonic clock.
+_next_turns: dict[tuple[str, str, float], float] = {}
 
 
 def _prepare() -> None:
@@ -195,7 +197,7 @@ class _Endpoint:
 
         async with self.gate:
             for repetition in range(self.max_retries + 1):
-                await _turn(self.turns, self.seconds_between)
+                await _turn(self.turns, (self.url, self.model, self.seconds_between))
                 try:
                     return await self._sent(message)
                 except openai.APITimeoutError:
@@ -225,10 +227,11 @@ class _Endpoint:
             if _used_nothing(error):
                 self._answered(number, self._amount(0, 0))
             raise
-        usage: Any = getattr(reply, "usage", None)
-        try:
-            self._answered(number, self._amount(int(usage.prompt_tokens), int(usage.completion_tokens)))
-        except (AttributeError, TypeError, ValueError):  # not all endpoints say it
+        usage = getattr(reply, "usage", None)
+        counts: list[Any] = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+        if all(type(one) is int and one >= 0 for one in counts):
+            self._answered(number, self._amount(*counts))
+        else:  # not all endpoints say it, and some say nonsense: a number below 0 would make room in the budget
             self._answered(number, most, told=False)
         return reply
 
@@ -285,7 +288,8 @@ def _delay(error: Any, repetition: int) -> float:
     headers = getattr(getattr(error, "response", None), "headers", {})
     told = _number_of(headers.get("retry-after-ms"), 1e-3) or _number_of(headers.get("retry-after"), 1.0)
     if told is None and (date := email.utils.parsedate_tz(headers.get("retry-after") or "")) is not None:
-        told = email.utils.mktime_tz(date) - time.time()
+        with contextlib.suppress(ValueError, OverflowError):  # a year that no calendar has
+            told = email.utils.mktime_tz(date) - time.time()
     if told is not None and 0 < told <= _LONGEST_TOLD:
         return told
     return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0**repetition) * random.uniform(0.75, 1.0)
@@ -298,16 +302,15 @@ def _number_of(text: str | None, unit: float) -> float | None:
         return None
 
 
-async def _turn(turns: asyncio.Lock, seconds_between: float) -> None:
-    """Wait until this process may send its next request."""
+async def _turn(turns: asyncio.Lock, judge: tuple[str, str, float]) -> None:
+    """Wait until this process may send its next request to a judge; the last of its names are the seconds between."""
     import asyncio
 
-    global _next_turn
-    if not seconds_between:
+    if not (seconds_between := judge[2]):
         return
     async with turns:  # who gives up while it waits takes nobody's turn
-        await asyncio.sleep(max(0.0, _next_turn - time.monotonic()))
-        _next_turn = time.monotonic() + seconds_between
+        await asyncio.sleep(max(0.0, _next_turns.get(judge, 0.0) - time.monotonic()))
+        _next_turns[judge] = time.monotonic() + seconds_between
 
 
 def _score_of(reply: Any, pattern: str, base_url: str) -> float:

@@ -22,7 +22,7 @@ pwritev2 328 287, access 21 -, faccessat 269 48, faccessat2 439 439, readlink 89
 getcwd 79 17, chdir 80 49, fchdir 81 50, getdents 78 -, getdents64 217 61, umask 95 166, statfs 137 43
 fstatfs 138 44, rename 82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -
 creat 85 -, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, unlink 87 -, unlinkat 263 35
-ftruncate 77 46, fallocate 285 47, fadvise64 221 223, fsync 74 82, fdatasync 75 83, flock 73 32, sendfile 40 71
+ftruncate 77 46, fadvise64 221 223, fsync 74 82, fdatasync 75 83, flock 73 32, sendfile 40 71
 copy_file_range 326 285, dup 32 23, dup2 33 -, dup3 292 24, close_range 436 436, pipe 22 -, pipe2 293 59
 # memory
 mprotect 10 226, munmap 11 215, mremap 25 216, msync 26 227, madvise 28 233, brk 12 214
@@ -52,7 +52,7 @@ sendto 44 206, recvfrom 45 207, shutdown 48 210, getsockopt 55 209
 # Allowed for some arguments (seccomp.py), or answered otherwise.
 _LIMITED = """
 open 2 -, openat 257 56, mmap 9 222, ioctl 16 29, fcntl 72 25, clone 56 220, prctl 157 167, prlimit64 302 261
-socketpair 53 199, kill 62 129, tgkill 234 131
+socketpair 53 199, kill 62 129, tgkill 234 131, fallocate 285 47
 """
 
 # That start a process or a thread. The filter refuses clone3, whose arguments it cannot see; bubblewrap may use it.

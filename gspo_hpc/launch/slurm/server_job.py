@@ -7,6 +7,7 @@ log and the address. :mod:`gspo_hpc.launch.slurm.serve` hands it in.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import socket
@@ -26,8 +27,8 @@ from gspo_hpc.system.files import read_json, write_json
 
 KEY = "VLLM_API_KEY"  # the variable in which vLLM looks for the key that clients have to send
 ORDER, ADDRESS = "serve.json", "address.json"  # in a job folder: what is asked for; where the server listens
-_TENSOR = ("--tensor-parallel-size", "-tp")
-_PARALLEL = (*_TENSOR, "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
+_TENSOR = "--tensor-parallel-size"
+_PARALLEL = {_TENSOR: "-tp", "--pipeline-parallel-size": "-pp", "--data-parallel-size": "-dp"}  # long and short
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,13 @@ def newest_log(run: Path) -> Path:
 def gpus_of(options: str, own: int) -> int:
     """Return the GPUs of a server, by the options of vLLM that divide a model. `own`: without them."""
     words = [part for word in shlex.split(options) for part in word.split("=", 1)]
-    found = {word: value for word, value in zip(words, words[1:], strict=False) if word in _PARALLEL}
-    sizes = [int(value) for value in found.values() if value.isdecimal()]
-    count = own if not {*_TENSOR} & {*found} else 1
-    for size in sizes:
-        count *= size
-    return max(1, count)
+    found = {
+        name: int(value)
+        for name, short in _PARALLEL.items()
+        for word, value in zip(words, words[1:], strict=False)
+        if value.isdecimal() and (word == short or serving.option(word, [name]))
+    }
+    return max(1, math.prod(found.values()) * (1 if _TENSOR in found else own))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     port = order.port or _free_port(order.host)
     options = order.options
-    if (gpus := config.cluster.gpus_per_node) > 1 and gpus_of(options, 1) == 1:
-        options = f"--tensor-parallel-size {gpus} {options}"
+    if (divided := config.cluster.gpus_per_node // gpus_of(options, 1)) > 1:  # by the run's own setting
+        options = f"{_TENSOR} {divided} {options}"
     words = serving.command(model, order.name, order.host, port, options)
     node, anywhere = socket.gethostname(), order.host in ("0.0.0.0", "::")
     address = f"http://{node if anywhere else order.host}:{port}/v1"

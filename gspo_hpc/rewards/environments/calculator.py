@@ -33,9 +33,9 @@ def calculator(expression: str) -> str:
         raise ValueError(f"the expression has {len(expression)} characters, and may have {_MOST_CHARACTERS}")
     try:
         tree = ast.parse(expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/"), mode="eval")
-    except (SyntaxError, RecursionError):
+        value = _value(tree.body)
+    except (SyntaxError, RecursionError):  # a thousand signs are nested as deeply
         raise ValueError("this is no arithmetic expression") from None
-    value = _value(tree.body)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return str(value)
@@ -54,7 +54,11 @@ def _value(node: ast.expr) -> int | float:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             return _bounded(_BINARY[type(sign)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _bounded(_FUNCTIONS[name](*map(_value, args)))
+            values = [_value(one) for one in args]
+            try:
+                return _bounded(_FUNCTIONS[name](*values))
+            except TypeError as error:
+                raise ValueError(f"{name} cannot be computed: {error}") from None
     raise ValueError("only numbers, + - * / // % **, parentheses and a few functions are known")
 
 

@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 _THINKING, _THOUGHT = "<think>", "</think>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>)?", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+# Arguments are read one behind the other, and never searched for: where the model repeats itself, a search would look
+# at the rest of the message again for each beginning. The group ?> ends a key at its first end.
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
+_ARGUMENT = re.compile(r"(?><arg_key>(.*?)</arg_key>)\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 _KEY = "<arg_key>"
 _START, _MESSAGE = "<|start|>", "<|message|>"  # of the harmony format
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return|endoftext)\|>")
@@ -24,7 +26,8 @@ _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 _FUNCTIONS = "functions."
 _NO_FUNCTIONS = ("assistant", "browser", "python", "container")  # other recipients: the format's own, built-in tools
 _PYTHON_TAG = "<|python_tag|>"
-_END = re.compile(r"(?:<\|[a-z_]+\|>|</s>)\s*\Z")  # what the model ended its message with
+_ENDS = ("|>", "</s>")  # of what the model ended its message with
+_END = re.compile(r"<\|[a-z_]+\|>")
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,7 @@ def hermes(text: str) -> list[Call]:
 
 def llama3_json(text: str) -> list[Call]:
     """Return the calls of a message that is nothing but JSON objects with `name` and `parameters` (Llama 3)."""
-    said = _said(text).strip()
-    while (ended := _END.sub("", said).strip()) != said:
-        said = ended
+    said = _without_ends(_said(text)).strip()
     marked = said.startswith(_PYTHON_TAG)
     said = said.removeprefix(_PYTHON_TAG).strip()
     if not said.startswith("{"):
@@ -79,11 +80,11 @@ def qwen3_coder(text: str) -> list[Call]:
         if function is None:
             calls.append(Call("", {}, "the call must be <function=NAME> with a <parameter=NAME> for each argument"))
             continue
-        pairs = _PARAMETER.findall(function[2])
-        if _PARAMETER.sub("", function[2]).strip() or len({name for name, _ in pairs}) < len(pairs):
+        pairs = _pairs(_PARAMETER, function[2])
+        if pairs is None:
             calls.append(Call(function[1], {}, "each argument must be one <parameter=NAME>...</parameter>"))
         else:
-            calls.append(Call(function[1], {name: _without_breaks(value) for name, value in pairs}, texts=True))
+            calls.append(Call(function[1], {name: _without_breaks(value) for name, value in pairs.items()}, texts=True))
     return calls
 
 
@@ -95,13 +96,13 @@ def glm45(text: str) -> list[Call]:
     calls = []
     for found in _HERMES.finditer(_said(text)):
         name, key, rest = found[1].partition(_KEY)
-        name, pairs = name.strip(), [(one.strip(), value) for one, value in _ARGUMENT.findall(key + rest)]
+        name, pairs = name.strip(), _pairs(_ARGUMENT, key + rest)
         if not name or "<" in name:
             calls.append(Call("", {}, "the call must be NAME with an <arg_key> and an <arg_value> for each argument"))
-        elif _ARGUMENT.sub("", key + rest).strip() or len({one for one, _ in pairs}) < len(pairs):
+        elif pairs is None:
             calls.append(Call(name, {}, "each argument must be one <arg_key>...</arg_key><arg_value>...</arg_value>"))
         else:
-            calls.append(Call(name, dict(pairs), texts=True))
+            calls.append(Call(name, pairs, texts=True))
     return calls
 
 
@@ -158,6 +159,31 @@ def _said(text: str) -> str:
     if _THOUGHT in text:
         return text.rpartition(_THOUGHT)[2]
     return text.partition(_THINKING)[0]
+
+
+def _pairs(argument: re.Pattern[str], text: str) -> dict[str, str] | None:
+    """Return the arguments of a call by name; None where there is anything else, or a name twice."""
+    pairs: dict[str, str] = {}
+    at, end = len(text) - len(text.lstrip()), len(text)
+    while at < end:
+        found = argument.match(text, at)
+        if found is None or (name := found[1].strip()) in pairs:
+            return None
+        pairs[name], at = found[2], found.end()
+    return pairs
+
+
+def _without_ends(text: str) -> str:
+    """Return a message without what the model ended it with, which may stand there many times."""
+    end = len(text.rstrip())
+    while text.endswith(_ENDS, 0, end):
+        begin = text.rfind("<", 0, end)
+        if text[begin:end] != _ENDS[1] and not _END.fullmatch(text, max(0, begin), end):
+            break
+        end = begin
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end]
 
 
 def _without_breaks(value: str) -> str:

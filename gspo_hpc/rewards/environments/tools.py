@@ -22,13 +22,15 @@ from gspo_hpc.rewards.environments import schemas, tool_calls
 from gspo_hpc.rewards.environments.calculator import calculator
 from gspo_hpc.rewards.environments.python_tool import python
 from gspo_hpc.rewards.results import RewardResult
-from gspo_hpc.system.text import near_miss
+from gspo_hpc.system.text import near_miss, shortened
 
 if TYPE_CHECKING:
     from gspo_hpc.sandbox.runner import Sandbox
 
 REGISTRY: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 _WHAT = "a tool"
+_MOST_NAME = 64  # characters of a name that a model gives, as in the interface of OpenAI
+_MOST_ERROR = 1000  # characters of what a model is told of a call that went wrong
 # Parameters of which the model is not told: the fields of the data row, and the sandbox for programs.
 _FIELDS, _SANDBOX = "fields", "sandbox"
 
@@ -74,7 +76,7 @@ class Toolbox:
                 found.append(_wrong(call.name, "malformed", call.error))
             elif call.name not in self.parameters:
                 near = near_miss(call.name, list(self.parameters), known=True)
-                found.append(_wrong(call.name, "unknown", f"there is no tool {call.name!r}{near}"))
+                found.append(_wrong(call.name, "unknown", f"there is no tool {_name(call.name)!r}{near}"))
             elif (why := schemas.misfit(call.arguments, self.parameters[call.name])) is not None:
                 found.append(_wrong(call.name, "malformed", why))
             else:
@@ -103,9 +105,15 @@ class Toolbox:
 
 
 def _wrong(name: str, outcome: CallOutcome, why: str) -> CallRecord:
-    # What the model wrote may hold halves of characters, which no tokenizer takes.
-    plain, told = (text.encode("utf-8", "replace").decode() for text in (name, f"Error: {why}"))
-    return CallRecord(plain, told, outcome)
+    # What the model wrote may be long, and hold halves of characters, which no tokenizer takes.
+    told = _name(name), shortened(f"Error: {why}", _MOST_ERROR)
+    plain, error = (text.encode("utf-8", "replace").decode() for text in told)
+    return CallRecord(plain, error, outcome)
+
+
+def _name(name: str) -> str:
+    """Return the name of a tool as the model gave it, of which no more is told than any tool's may have."""
+    return shortened(name, _MOST_NAME)
 
 
 def check(settings: Environment) -> None:

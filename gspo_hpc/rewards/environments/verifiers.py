@@ -36,9 +36,9 @@ class Verifiers:
         if not os.access(path, os.X_OK):
             raise ValueError(f"python is {python}: there is no such program")
         # -I: neither the current folder nor this Python's variables.
-        command = [str(path), "-I", "-c", inspect.getsource(verifiers_side), id, json.dumps(dict(args or {}))]
+        self._command = [str(path), "-I", "-c", inspect.getsource(verifiers_side), id, json.dumps(dict(args or {}))]
         self._printed = tempfile.TemporaryFile("a+b")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
+        self._process = self._started()
 
     def reset(self, fields: dict[str, Any], seed: int) -> dict[str, Any]:
         """Begin with nothing said. Raises ValueError for a row that does not come from the environment."""
@@ -56,7 +56,12 @@ class Verifiers:
         return {"reward": answer["reward"], "over": True}
 
     def ask(self, asked: Mapping[str, Any]) -> Any:
-        """Return the answer to a question. Raises ValueError with what went wrong there."""
+        """Return the answer to a question. Raises ValueError with what went wrong there.
+
+        Where the other Python has ended, this question has no answer, and the next one starts another Python.
+        """
+        if self._process.poll() is not None:
+            self._process = self._started()
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(f"{json.dumps(asked)}\n".encode())
@@ -66,8 +71,9 @@ class Verifiers:
             line = b""
         printed = self._last_printed()
         if not line:
+            self._end()
             last = printed.strip().splitlines()
-            raise ValueError(f"its Python has ended: {last[-1] if last else self._process.wait()}")
+            raise ValueError(f"its Python has ended: {last[-1] if last else self._process.returncode}")
         found = parse_json(line, finite=False)
         if "error" in found:
             raise ValueError(found["error"])
@@ -75,9 +81,15 @@ class Verifiers:
 
     def close(self) -> None:
         """End the other Python."""
+        self._end()
+        self._printed.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._printed.close()
 
     def _last_printed(self) -> str:
         """Return what the other Python printed last, and forget it where it is much."""

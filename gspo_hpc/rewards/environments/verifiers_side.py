@@ -114,7 +114,7 @@ class Side:
                 f"verifiers {verifiers.__version__} has another interface: install verifiers>=0.1.14,<0.2 there"
             )
         self._environment = verifiers.load_environment(name, **arguments)
-        self._open: dict[str, Talk] = {}
+        self._open: dict[str, list[Talk]] = {}  # a random environment may be elsewhere in each of those of one key
 
     def rows(self, count: int) -> list[dict[str, Any]]:
         """Return the first rows of the environment's data."""
@@ -123,24 +123,39 @@ class Side:
 
     async def turn(self, row: dict[str, Any], said: list[str], replies: list[str]) -> dict[str, Any]:
         """Return what follows the last message. A conversation that is not open is led there first."""
-        talk = self._open.pop(key(row, said[:-1]), None) if said[:-1] else None
-        if talk is None:
-            talk = Talk(self._environment, row)
-            for before, reply in zip(said[:-1], replies, strict=True):
+        talk = self._taken(key(row, said[:-1], replies)) if said[:-1] else None
+        led = talk is not None
+        talk = talk or Talk(self._environment, row)
+        try:
+            for before, reply in () if led else zip(said[:-1], replies, strict=True):
                 if (again := await talk.say(before)) != {"reply": reply}:
-                    talk.end()
                     raise ValueError(f"asked again, the environment answers otherwise: {json.dumps(again)[:200]}")
-        answer = await talk.say(said[-1])
+            answer = await talk.say(said[-1])
+        except BaseException:
+            talk.end()
+            raise
         if "reply" in answer:
-            self._open[key(row, said)] = talk
-            for oldest in list(self._open)[:-OLDEST]:
-                self._open.pop(oldest).end()
+            self._open.setdefault(key(row, said, [*replies, answer["reply"]]), []).append(talk)
+            if sum(map(len, self._open.values())) > OLDEST:
+                oldest = self._taken(next(iter(self._open)))
+                assert oldest is not None
+                oldest.end()
         return answer
 
+    def _taken(self, name: str) -> Talk | None:
+        """Return an open conversation of this name, which is open no more."""
+        talks = self._open.get(name)
+        if talks is None:
+            return None
+        taken = talks.pop(0)
+        if not talks:
+            del self._open[name]
+        return taken
 
-def key(row: dict[str, Any], said: list[str]) -> str:
-    """Return the name of an open conversation."""
-    return json.dumps([row, said], sort_keys=True)
+
+def key(row: dict[str, Any], said: list[str], replies: list[str]) -> str:
+    """Return the name of an open conversation: what both sides have said so far."""
+    return json.dumps([row, said, replies], sort_keys=True)
 
 
 async def serve(name: str, arguments: dict[str, Any], out: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.rewards.catalogue import Graded, field_of, reward_function
 from gspo_hpc.rewards.programs import harness
 from gspo_hpc.rewards.programs.cases import Cases, cases_of, same
+from gspo_hpc.rewards.programs.fences import blocks
 
 if TYPE_CHECKING:
     from gspo_hpc.rewards.programs.harness import Verdict
     from gspo_hpc.sandbox.runner import Sandbox
 
-# A fence of three or more of ` or ~ on a line of its own, up to one that is as long.
-_FENCED = re.compile(
-    r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)^[ \t]*\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL
-)
 _LANGUAGES = ("", "python", "python3", "py", "py3")
 # Of the time limit of a call: share and seconds that are left to start and to end programs, but no more than half.
 _KEPT, _KEPT_SECONDS = 0.2, 2.0
@@ -27,8 +23,8 @@ _LEAST = 0.2  # seconds in which a program can start
 
 def program_in(completion: str) -> str | None:
     """Return the last fenced block of Python, or of no language, in a completion; None if it has none."""
-    blocks = [text for _, language, text in _FENCED.findall(completion) if language.lower() in _LANGUAGES]
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+    found = [text for language, text in blocks(completion) if language.lower() in _LANGUAGES]
+    return found[-1] if found and found[-1].strip() else None
 
 
 def _check_row(fields: Mapping[str, Any], *, tests: str = "tests", setup: str = "", **_: Any) -> None:

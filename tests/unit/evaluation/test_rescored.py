@@ -48,6 +48,10 @@ def hangs(completion, *, prompt, fields):
     return 1.0
 
 
+def runs(completion, *, prompt, fields, sandbox):
+    return float(sandbox.settings.output_kb == 7.0)
+
+
 def ends(completion, *, prompt, fields):
     if fields["answer"] == 0:
         import os
@@ -72,6 +76,11 @@ def graded(run: RunDir, capsys: pytest.CaptureFixture[str], *words: str) -> dict
     assert main(["rescore", str(run.path), *words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def test_what_graders_use_may_be_set(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("sandbox.output_kb=7", "judges.max_requests=1")
+    assert graded(run, capsys, own(run, "runs"), *settings)["new"]["eval/accuracy"] == 1.0
 
 
 def own(run: RunDir, name: str) -> str:

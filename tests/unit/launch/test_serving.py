@@ -17,6 +17,7 @@ import pytest
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import replace
 from gspo_hpc.launch import serving
 from gspo_hpc.launch.slurm import serve, server_job
 from gspo_hpc.runs import commit
@@ -98,6 +99,8 @@ def test_an_export_that_fails_ends_the_command(
         (["--port", "0"], "--port 0: must be from 1 to 65535"),
         (["--vllm", "--port 1"], "--vllm: --port is decided by serve"),
         (["--vllm=--load-format=pt"], "--vllm: --load-format=pt is decided by serve"),
+        (["--vllm=--load_format pt"], "--vllm: --load_format is decided by serve"),
+        (["--vllm=--served-mod x"], "--vllm: --served-mod is decided by serve"),
         (["--vllm", "'"], "No closing quotation"),
     ],
 )
@@ -164,12 +167,54 @@ def test_a_job_is_one_node_with_the_gpus_of_one_server(
         ("--tensor-parallel-size=4", 4),
         ("-tp 4 -pp 2", 8),
         ("--data-parallel-size 3", 6),
+        ("--tensor_parallel_size 4", 4),  # vLLM takes it
+        ("--tensor-par=4 -pp=2", 8),
+        ("--data_parallel_size=3 -tp 1", 3),
     ],
 )
 def test_options_that_divide_a_model_decide_the_gpus(run: Path, options: str, gpus: int) -> None:
     order = server_job.Order(str(run), True, None, "a name", "127.0.0.1", None, options)
     found = serve.config_of(order, ["rollout.tensor_parallel_size=2", "cluster.nodes=4", "run.max_steps=4"])
     assert (found.cluster.gpus_per_node, found.cluster.nodes, found.slurm.requeue) == (gpus, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "tensor"),
+    [("", 2, ["2"]), ("", 1, []), ("-tp 4", 4, []), ("--data-parallel-size 3", 6, ["2"]), ("-pp 2", 4, ["2"])],
+)
+def test_the_server_of_a_job_uses_all_its_gpus(
+    tmp_path: Path,
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    gpus: int,
+    tensor: list[str],
+) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    (tmp_path / "config.json").write_text("{}")
+    order = server_job.Order(str(tmp_path), False, None, "mine", "127.0.0.1", 8123, options)
+    config = serve.config_of(order, [])
+    config = replace(config, cluster=replace(config.cluster, gpus_per_node=gpus))
+    write_atomically(tmp_path / "config.yaml", loader.dump(config))
+    write_json(tmp_path / "serve.json", asdict(order))
+    with pytest.raises(Became):
+        server_job.main([str(tmp_path)])
+    words = started[0]
+    given = [words[place + 1] for place, word in enumerate(words) if word == "--tensor-parallel-size"]
+    assert given == tensor and words[-len(options.split()) :] == (options.split() or words)
+
+
+def test_two_servers_that_export_at_once_both_have_the_checkpoint(
+    run: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slower(run: Path, step: int, out: Path) -> int:
+        out.mkdir()  # by the other one; what is exported appears whole
+        return 2
+
+    monkeypatch.setattr(serving, "export", slower)
+    with pytest.raises(Became):
+        main(["serve", str(run)])
+    assert str(run / "served" / "000010") in started[0]
 
 
 def test_a_folder_of_a_model_has_its_jobs_beside_where_the_command_was_given(
@@ -188,7 +233,10 @@ def test_a_folder_of_a_model_has_its_jobs_beside_where_the_command_was_given(
         (["slurm.partition=gpu"], "slurm.partition=gpu: belongs to a Slurm job, which --slurm asks for"),
         (["--dry-run"], "--dry-run: belongs to a Slurm job"),
         (["--slurm", "--step", "3"], "has no checkpoint 3; it has 2, 10"),
-        (["--slurm", "--vllm=--api-key x"], "give the key as VLLM_API_KEY in the environment"),
+        *[
+            (["--slurm", f"--vllm={word}"], "give the key as VLLM_API_KEY in the environment")
+            for word in ("--api-key x", "--api_key x", "--api-key=x", "--api-k x")
+        ],
         (["--slurm", "slurm.partion=gpu"], "slurm.partition"),
     ],
 )

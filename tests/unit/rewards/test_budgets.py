@@ -8,6 +8,7 @@ is counted twice; an answer without a count of tokens that costs nothing; and a 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,6 +31,13 @@ from gspo_hpc.runs import spending
 from gspo_hpc.runs.spending import Account, Amount, OverBudget, Spending
 
 PROMPT, COMPLETION = 30, 7  # tokens that the server says an answer took
+NONSENSE: dict[str, Any] = {  # or what else it says of them
+    "negative": {"prompt_tokens": -1000, "completion_tokens": 7},
+    "endless": {"prompt_tokens": 30, "completion_tokens": math.inf},
+    "text": {"prompt_tokens": "30", "completion_tokens": "7"},
+    "half": {"prompt_tokens": 30},
+    "list": [30, 7],
+}
 
 
 class Counting(BaseHTTPRequestHandler):
@@ -55,6 +63,7 @@ class Counting(BaseHTTPRequestHandler):
         answer["choices"] = [choice]
         if how != "untold":
             answer["usage"] = {"prompt_tokens": PROMPT, "completion_tokens": COMPLETION, "total_tokens": 37}
+        answer["usage"] = NONSENSE.get(how, answer.get("usage"))
         time.sleep(0.05)
         self.send(200, answer)
 
@@ -157,6 +166,15 @@ def test_an_answer_without_a_count_takes_the_most(server: tuple[str, type[Counti
     assert sum(result.failure is None for result in results) == 10 == used.estimated
     assert used.total() == Amount(10, 10 * (len("Q untold") + 128), 100, 0.0)
     assert "10 of the requests without a count of tokens" in spending.words(used, None)
+
+
+def test_an_answer_with_a_nonsensical_count_takes_the_most(server: tuple[str, type[Counting]], tmp_path: Path) -> None:
+    url, _ = server
+    with pool(reward(url), Judges(max_prompt_tokens=100_000), tmp_path) as one:
+        results = graded([one], [*NONSENSE])
+    assert [result.parts for result in results] == [{"judge": 5.0}] * len(NONSENSE)
+    most = sum(len(f"Q {how}") + 128 for how in NONSENSE)
+    assert account(tmp_path).total() == Amount(len(NONSENSE), most, 10 * len(NONSENSE), 0.0)
 
 
 KILLED = """

@@ -1,8 +1,9 @@
 """Calls of tools in the forms of GLM 4.5 and gpt-oss, held against vLLM's own parsers, and replies by such templates.
 
-It takes a second: what vLLM finds in the messages of call_texts.py is in parsed_by_vllm.json, which
+It takes ten seconds: what vLLM finds in the messages of call_texts.py is in parsed_by_vllm.json, which
 tools/bench/tool_calls.py writes. It would catch a call that is not read, is read with other values than vLLM's server
-gives, or is made of text that is none; and results of tools in a place where the template does not have them.
+gives, or is made of text that is none; a message that takes longer to read the longer it is, beyond its length; and
+results of tools in a place where the template does not have them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gspo_hpc.data.replies import Replies
 from gspo_hpc.rewards.environments import schemas
 from gspo_hpc.rewards.environments.tool_calls import PARSERS, Call, asked_for
 from tests.unit.rewards import call_texts
+from tests.unit.rewards.processor_time import at_most
 
 THEIRS = json.loads(Path(__file__).with_name("parsed_by_vllm.json").read_text("utf-8"))
 SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in call_texts.TOOLS}
@@ -94,6 +96,33 @@ def test_calls_are_those_that_vllm_reads(form: str) -> None:
             differing[row["text"]] = ours
     assert differing == OTHERWISE[form]
     assert len(rows) - len(differing) >= 45
+
+
+REPEATED = {
+    "hermes": ["<tool_call>", '<tool_call>{"name": "search"'],
+    "llama3_json": ["</s>", '{"name": "a"}; <|eot_id|>', '{"name": "a", "b": '],
+    "qwen3_coder": [
+        "<tool_call><function=search><parameter=query>",
+        "<parameter=query>",
+        "<parameter=a></parameter>\n",
+    ],
+    "glm45": [
+        "<tool_call>search<arg_key>query</arg_key><arg_value>",
+        "<arg_key>query",
+        "<arg_key>a</arg_key><arg_value>",
+    ],
+    "openai": ["<|start|>assistant to=functions.search", " to=functions.search<|message|>", "<|channel|><|message|>"],
+}
+
+
+@pytest.mark.parametrize(("form", "text"), [(form, text) for form, every in REPEATED.items() for text in every])
+def test_a_model_that_repeats_itself_takes_no_time_beyond_the_length(form: str, text: str) -> None:
+    """Calls are read by the thread that steps the engine. A search from each beginning took hours of processor time."""
+    begins = {"llama3_json": '{"name": "a"}', "qwen3_coder": "<tool_call><function=a>", "glm45": "<tool_call>a"}
+    with at_most(20.0):
+        for repeated in (text * 30_000, text * 30_000 + "<"):
+            PARSERS[form](repeated)
+            PARSERS[form](begins.get(form, "") + repeated)
 
 
 GLM = (

@@ -196,6 +196,7 @@ def test_guesses() -> None:
         ("(2+3)*4=?", "20"),
         ("1/0", "Error: division by zero"),
         ("1. 47*83", "Error: this is no arithmetic expression"),
+        (f"1{'-' * 998}1", "Error: this is no arithmetic expression"),
     ],
 )
 def test_a_message_with_a_calculation_is_computed(message: str, value: str) -> None:

@@ -70,6 +70,11 @@ class Judge(BaseHTTPRequestHandler):
                 self.send(429, b'{"error": {"message": "rate limit"}}', {"retry-after-ms": "50"})
             else:
                 self.reply("Score: 4")
+        elif how == "never":
+            if times == 1:
+                self.send(429, b"", {"retry-after": "Wed, 99 Jan 99999 99:99:99 GMT"})
+            else:
+                self.reply("Score: 3")
         elif how == "broken":
             self.send(500, b"out of order")
         elif how == "forbidden":
@@ -162,12 +167,12 @@ def test_each_failure_costs_its_completion_alone_and_is_no_zero(
 ) -> None:
     url, seen = server
     monkeypatch.setenv("JUDGE_KEY", KEY)
-    texts = ["good", *FAILURES, "busy", "twice"]
+    texts = ["good", *FAILURES, "busy", "twice", "never"]
     asks = term(url, api_key_env="JUDGE_KEY", max_retries=2, concurrency=16)
     (results,) = graded([asks, RewardFunction(function="exact_match")], [texts])
     for text, result in zip(texts, results, strict=True):
         if text not in FAILURES:
-            value = {"good": 4.0, "busy": 4.0, "twice": 7.5}[text]
+            value = {"good": 4.0, "busy": 4.0, "twice": 7.5, "never": 3.0}[text]
             assert (result.failure, result.parts) == (None, {"judge": value, "exact_match": 0.0}), text
             continue
         assert FAILURES[text] in (result.failure or ""), (text, result)
@@ -199,8 +204,8 @@ def test_turns_are_never_closer_than_told(monkeypatch: pytest.MonkeyPatch) -> No
     async def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    async def send(turns: asyncio.Lock) -> None:
-        await judges._turn(turns, 2.0)
+    async def send(turns: asyncio.Lock, seconds: float = 2.0) -> None:
+        await judges._turn(turns, ("http://h/v1", "m", seconds))
         sent.append(now[0])
 
     async def send_all() -> None:
@@ -208,13 +213,15 @@ def test_turns_are_never_closer_than_told(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.gather(*(send(turns) for _ in range(4)))
         now[0] += 30.0  # nothing is asked for a while, which gives no right to ask faster
         await asyncio.gather(*(send(turns) for _ in range(3)))
+        await send(turns, 0.5)  # another judge, with a pace of its own, which waits for nobody's turn
+        await send(turns, 0.5)
 
-    monkeypatch.setattr(judges, "_next_turn", 0.0)
+    monkeypatch.setattr(judges, "_next_turns", {})
     monkeypatch.setattr(judges.time, "monotonic", lambda: now[0])
     with monkeypatch.context() as patch:
         patch.setattr(asyncio, "sleep", sleep)
         asyncio.run(send_all())
-    assert sent == [100.0, 102.0, 104.0, 106.0, 136.0, 138.0, 140.0]
+    assert sent == [100.0, 102.0, 104.0, 106.0, 136.0, 138.0, 140.0, 140.0, 140.5]
 
 
 def test_an_endpoint_that_is_not_there_is_no_zero() -> None:

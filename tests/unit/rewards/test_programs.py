@@ -32,6 +32,7 @@ from gspo_hpc.rewards.programs.code import program_in
 from gspo_hpc.rewards.registry import part_names
 from gspo_hpc.sandbox.outcomes import Outcome
 from gspo_hpc.sandbox.runner import Sandbox
+from tests.unit.rewards.processor_time import at_most
 from tests.unit.rewards.test_rewards import drain
 from tests.unit.sandbox import rungs
 
@@ -56,6 +57,9 @@ def said(program: str, language: str = "python") -> str:
         (said("print(1)") + said("1", "json"), "print(1)\n"),  # the last of Python
         (f"{FENCE}`\n{FENCE}\ninner\n{FENCE}\n{FENCE}`\n", f"{FENCE}\ninner\n{FENCE}\n"),
         ("~~~python\nprint(1)\n~~~", "print(1)\n"),
+        (f"~~~~python\nprint(1)\n~~~\n{FENCE}\n~~~~", f"print(1)\n~~~\n{FENCE}\n"),  # another one does not end it
+        (f"~~~json\n{said('print(1)')}", "print(1)\n"),  # one without an end is none
+        (f"{FENCE}python\n{FENCE}python\nprint(1)\n{FENCE}`\n{FENCE}\nprint(2)\n{FENCE}", "print(2)\n"),
         (f"- first\n  {FENCE}python\n  print(1)\n  {FENCE}\n", "  print(1)\n"),
         ("print(1)", None),
         (f"{FENCE}python\nprint(1)", None),  # cut off
@@ -69,6 +73,14 @@ def test_the_last_block_is_the_program(completion: str, program: str | None) -> 
 
 
 PAIR = Pair("1", "2")
+
+
+@pytest.mark.parametrize("text", [f"{FENCE}python\n~~~\n", "~~~a\n", f"{FENCE}a b\n", "~" * 40, f"{FENCE}`\n{FENCE}\n"])
+def test_fences_that_are_repeated_take_no_time_beyond_their_length(text: str) -> None:
+    """A search from each of them took minutes, in which the grader's time ended: no reward in the place of 0."""
+    with at_most(20.0):
+        for repeated in (text * 30_000, f"{text * 30_000}`"):
+            program_in(repeated)
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,9 @@ def test_calls_that_cannot_be_made_have_their_errors(file: Path) -> None:
     assert all(
         text in (one.result if isinstance(one, CallRecord) else "") for text, one in zip(said, found, strict=True)
     )
+    (long,), (many,) = box.calls(call("s" * 9000)), box.calls(call("search", query="a", **{"b" * 9000: 1}))
+    assert isinstance(long, CallRecord) and len(long.name) == 64 and len(long.result) < 200
+    assert isinstance(many, CallRecord) and len(many.result) == 1000 and many.result.endswith("b…")
     (odd,) = box.calls('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>')
     assert isinstance(odd, CallRecord) and odd.name.encode() and odd.result.encode()
 
@@ -335,6 +338,7 @@ def test_sums(expression: str, value: str) -> None:
         "True",
         "1" * 1001,
     ]
+    + ["min()", "round(1.5, 0.5)", f"1{'-' * 998}1"]
     + ["max(1, key=2)", "(" * 300, "[1][0]", "2 ** 4000 * 2 ** 4000", "1 if 1 else 2"],
 )
 def test_what_is_no_sum_is_refused(expression: str) -> None:

@@ -3,7 +3,7 @@
 A package of the same form stands in its place, so that what a turn, a replay and a failure become is shown without it.
 With GSPO_HPC_VERIFIERS, a Python with verifiers, sophistry-bench-sprint and staros-stardata, the real ones are asked,
 as `bash tools/lanes.sh verifiers` does. It would catch a conversation that a new process leads elsewhere, and errors
-that end more than a turn.
+that end more than a turn; and conversations that are mixed up, or kept for ever.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Rows(list):
 class Environment:
     """Echoes what it is told, until it is told to stop."""
 
+    rollouts = open = 0
+
     def __init__(self, mood="calm"):
         self.mood = mood
 
@@ -51,6 +53,14 @@ class Environment:
 
     async def run_rollout(self, row, client, model, sampling_args, state_columns=None):
         print("noise")
+        Environment.rollouts += 1
+        Environment.open += 1
+        try:
+            return await self.lead(row, client, model, sampling_args, Environment.rollouts)
+        finally:
+            Environment.open -= 1
+
+    async def lead(self, row, client, model, sampling_args, number):
         messages, reward = list(row["prompt"]), 0.0
         while True:
             response = await client.get_response(prompt=messages, model=model, sampling_args=sampling_args,
@@ -67,8 +77,10 @@ class Environment:
             if said == "stop":
                 return {"reward": reward}
             mood = random.random() if self.mood == "random" else self.mood
-            role = "system" if self.mood == "bossy" else "user"
-            messages = [*messages, {"role": "assistant", "content": said}, {"role": role, "content": f"{said}, {mood}"}]
+            role = "system" if self.mood == "bossy" else "tool" if said == "odd" else "user"
+            told = {"repeat": messages[-1]["content"], "count": f"rollout {number}", "open": f"{Environment.open} open"}
+            reply = told.get(said, f"{said}, {mood}")
+            messages = [*messages, {"role": "assistant", "content": said}, {"role": role, "content": reply}]
 
 
 def load_environment(name, **arguments):
@@ -150,6 +162,32 @@ def test_a_new_process_leads_a_conversation_to_its_place(echo: Verifiers, python
     random.close()
 
 
+def test_conversations_that_said_the_same_keep_apart(python: str) -> None:
+    """Samples of a group often begin alike; what a random environment answered them is what tells them apart."""
+    made = Verifiers("echo", python, {"mood": "random"})
+    begun = made.reset(row(), 0)
+    first, second = (made.step(begun, "a") for _ in range(2))
+    assert first["reply"] != second["reply"]
+    assert made.step(first["state"], "repeat")["reply"] == first["reply"]
+    assert made.step(second["state"], "repeat")["reply"] == second["reply"]
+    made.close()
+    made = Verifiers("echo", python)  # nothing tells them apart: each is one that is open, and none is led there again
+    alike = [made.step(begun, "a") for _ in range(2)]
+    assert sorted(made.step(one["state"], "count")["reply"] for one in alike) == ["rollout 1", "rollout 2"]
+    made.close()
+
+
+def test_a_conversation_that_failed_is_not_kept(python: str) -> None:
+    made = Verifiers("echo", python)
+    begun = made.reset(row(), 0)
+    for _ in range(3):
+        assert made.step(begun, "a")["reply"] == "a, calm"
+        with pytest.raises(ValueError, match="message of the role tool"):
+            made.step(begun, "odd")
+    assert made.step(begun, "open")["reply"] == "4 open"  # three that wait for a message, and this one
+    made.close()
+
+
 def test_what_goes_wrong_costs_a_turn(echo: Verifiers, python: str) -> None:
     begun = echo.reset(row(), 0)
     with pytest.raises(ValueError, match="RuntimeError: no idea"):
@@ -157,8 +195,10 @@ def test_what_goes_wrong_costs_a_turn(echo: Verifiers, python: str) -> None:
     with pytest.raises(ValueError, match="the environment failed: it fell over"):
         echo.step(begun, "fail")
     assert echo.step(begun, "a")["reply"] == "a, calm"
-    with pytest.raises(ValueError, match="its Python has ended"):
-        echo.step(begun, "exit")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="its Python has ended: noise"):
+            echo.step(begun, "exit")
+        assert echo.step(begun, "a")["reply"] == "a, calm"  # another one was started
     with pytest.raises(ValueError, match="has no field 'verifiers': make rows with python -m gspo_hpc"):
         echo.reset({}, 0)
     for mood, said in (("tools", "offers tools by the interface of an API"), ("bossy", "message of the role system")):

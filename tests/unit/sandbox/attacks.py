@@ -214,6 +214,17 @@ def writes_to_var_tmp() -> object:
 
 
 @attempt
+def reserves_the_disk() -> object:
+    """Take room beyond the end of a file, for which the limit of its size does not hold."""
+    with open("reserved", "w") as file:
+        try:
+            keep_size, size = ctypes.c_int(1), ctypes.c_long(1 << 26)
+            return must(libc.fallocate(file.fileno(), keep_size, ctypes.c_long(0), size))
+        finally:
+            os.unlink("reserved")
+
+
+@attempt
 def makes_a_device() -> object:
     return os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1))
 

@@ -75,6 +75,7 @@ CALLS = [
     ("clone", (0x3D0F00,), ALLOW),  # a thread
     ("clone", (0x1200011,), ALLOW),  # a process
     *[("clone", (17 | flag,), PERM) for flag in (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30)],
+    *[("fallocate", (1, mode, 0, 1 << 40), 0x50000 | errno.EOPNOTSUPP) for mode in (0, 1, 3)],
     ("prctl", (15,), ALLOW),
     *[("prctl", (option,), PERM) for option in (1, 4, 22, 36, 0x59616D61)],
     ("prlimit64", (0,), ALLOW),

@@ -55,6 +55,11 @@ ORDINARY = {
         "print(os.listdir('.'))",
         "text\n['main.py']\n",
     ),
+    "room for a file": (
+        "import os\nwith open('f', 'wb') as file:\n    os.posix_fallocate(file.fileno(), 0, 5000)\n"
+        "print(os.path.getsize('f'))",
+        "5000\n",
+    ),
     "a recursion": (
         "import sys\nsys.setrecursionlimit(100000)\ndef f(n):\n    return n and 1 + f(n - 1)\nprint(f(20000))",
         "20000\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 from gspo_hpc.cli.parser import describe, takes_overrides
 from gspo_hpc.system.exit_codes import DONE
 
-_SECTION, _OTHER = "reward.", ("eval.reward",)
+_TAKEN = ("reward.", "sandbox.", "judges.", "eval.reward=")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     require_path(args.target, "run directory or file of an evaluation")
     require_new_file(args.out)
     for text in args.overrides:
-        if not text.startswith((_SECTION, *_OTHER)):
-            raise ValueError(f"{text}: nothing is generated, so only settings of reward and eval.reward are taken")
+        if not text.startswith(_TAKEN):
+            taken = "settings of reward, sandbox and judges, and eval.reward"
+            raise ValueError(f"{text}: nothing is generated, so only {taken} are taken")
     old = stored.read(stored.find(args.target, args.step))
     run_dir = stored.run_of(args.target)
     config = loader.load(None, args.overrides) if run_dir is None else run_dir.load_config(overrides=args.overrides)

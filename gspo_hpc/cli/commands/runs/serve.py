@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         except RuntimeError:  # export has said why
             return FAILED
         words = serving.command(folder, name, args.host, port, args.vllm)
-    keyed = "--api-key" in args.vllm or "VLLM_API_KEY" in os.environ
+    keyed = serving.has_key(args.vllm) or "VLLM_API_KEY" in os.environ
     if not keyed and not serving.is_loopback(args.host):
         warn(
             f"everybody who reaches {args.host} may use this server: VLLM_API_KEY sets a key that clients have to send"
@@ -81,7 +81,7 @@ def _hand_in(args: argparse.Namespace, name: str, *, is_run: bool) -> int:
     from gspo_hpc.launch.slurm.server_job import KEY, Order
     from gspo_hpc.system.exit_codes import DONE
 
-    if "--api-key" in args.vllm:
+    if serving.has_key(args.vllm):
         raise ValueError(f"--vllm: give the key as {KEY} in the environment: options are kept in files of the job")
     if is_run:
         serving.checkpoint(args.target, args.step)  # a mistake shows before there is a job
