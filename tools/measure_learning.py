@@ -39,7 +39,9 @@ def train(config: Path, seed: int, run_dir: Path, overrides: list[str]) -> list[
 
 def row(seed: int, records: list[dict[str, Any]]) -> str:
     """One line of the table. Training time is the wall time of all steps, without start-up and evaluation."""
-    scores = [(record["step"], record["eval/accuracy"]) for record in records if "eval/accuracy" in record]
+    scores = [
+        (record["step"], record["eval/accuracy"]) for record in records if record.get("eval/accuracy") is not None
+    ]
     steps = [record for record in records if record["step"] > 0]
     minutes = sum(record["seconds"] + record.get("seconds/save", 0.0) for record in steps) / 60
     before, after = scores[0][1], scores[-1][1]

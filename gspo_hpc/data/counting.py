@@ -48,7 +48,7 @@ def wrong_name(path: str | Path) -> str | None:
     """Return what is wrong with the name of a data file, whether it is there or not; None if nothing is."""
     if folders.named(path) is not None or formats.kind(path) is not None:
         return None
-    return f"{path}: the name of a data file must end in {formats.endings()}"
+    return f"{path}: the name of a data file must end in {formats.endings()}, and no folder of a dataset has this name"
 
 
 def prompt_field(names: Collection[str], prompt_key: str) -> str | None:

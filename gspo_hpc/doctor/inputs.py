@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
@@ -19,7 +20,7 @@ from gspo_hpc.data.sources.parts import Part
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.doctor import model
 from gspo_hpc.doctor.finding import Finding, Section, gib, shortened
-from gspo_hpc.launch import preflight, prompt_lengths
+from gspo_hpc.launch import grading, preflight, prompt_lengths
 from gspo_hpc.planning.fixes import search
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.rewards import registry, trial
@@ -33,15 +34,18 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     """Return the findings of the group. `load_functions`: call reward functions and environment on short texts."""
     section = Section("inputs")
     model.check(config, section)
-    first, rows = _training(section, config)
+    looked, rows = _training(section, config)
+    first = looked[0][1][0] if looked else None
     for part in parts.unseen(config.data):
-        _data(section, "evaluation data", part, config)
+        own, _ = _data(section, "evaluation data", part, config)
+        looked += [(part, own)] if own else []
     if config.eval.interval is not None and not has_unseen(config.data):
         text = "eval.interval is set, but data.eval is not"
         section.warn("evaluation data", text, "set data.eval or data.train_ratio, or eval.interval=null")
     _lengths(section, config)
     _plan(section, config, rows)
-    _reward_functions(section, config, first, load_functions)
+    if _reward_functions(section, config, first, load_functions):
+        _odd_rows(section, config, looked)
     _environment(section, config, first, load_functions)
     may_be_elsewhere = (preflight.teacher, preflight.prometheus)
     for check in (preflight.notifications, preflight.observers, *may_be_elsewhere, preflight.run_directory):
@@ -73,22 +77,22 @@ def _plan(section: Section, config: Config, rows: int | None) -> None:
         section.warn("plan", first_line(text), "gspo-hpc plan explains the warning")
 
 
-def _training(section: Section, config: Config) -> tuple[Row | None, int | None]:
-    """Add the findings of what is trained on; return the first row, and the number of rows if all were read."""
+def _training(section: Section, config: Config) -> tuple[list[tuple[Part, list[Row]]], int | None]:
+    """Add the findings of what is trained on; return the rows that were read, and how many there are if all were."""
     given = parts.training(config.data)
     if not given:
         section.skip("training data", "no file is given")
-        return None, None
+        return [], None
     found = [_data(section, "training data", part, config) for part in given]
     counts = [count for _, count in found if count is not None]
     total = sum(counts) if len(counts) == len(found) else None
     if total is not None and config.data.deduplicate:  # repeated rows of other sources, too
         total = preflight.rows(config)
-    return next((row for row, _ in found if row is not None), None), total
+    return [(part, rows) for part, (rows, _) in zip(given, found, strict=True) if rows], total
 
 
-def _data(section: Section, check: str, given: Part, config: Config) -> tuple[Row | None, int | None]:
-    """Add the finding of a data file; return its first row, and its number of rows if all were read."""
+def _data(section: Section, check: str, given: Part, config: Config) -> tuple[list[Row], int | None]:
+    """Add the finding of a data file; return the rows that were read, and how many there are if all were."""
     path, data = given.path, config.data
     if hub_data.is_name(path):  # what is in the cache has its path already
         text = f"{path} is not in the cache of the hub; a run downloads it"
@@ -96,7 +100,7 @@ def _data(section: Section, check: str, given: Part, config: Config) -> tuple[Ro
         if hub_data.is_task(path):
             text, other = f"the rows of {path} are not made yet; a run makes them", f"It needs {hub_data.command(path)}"
         section.skip(check, f"{text}. {other}")
-        return None, None
+        return [], None
     file = next(iter(counting.files(path)), Path(path))
     fix = "write one JSON object per line, with a prompt (text, or messages {role, content}) under data.prompt_key"
     try:
@@ -105,16 +109,16 @@ def _data(section: Section, check: str, given: Part, config: Config) -> tuple[Ro
             rows = load_parts([given], data, config.run.seed)
             of = "" if given.source is None else f" of source {given.source.name}"
             section.ok(check, f"{len(rows):,} rows{of} in {path}")
-            return rows[0], len(rows)
+            return rows, len(rows)
         if kind(file) in (PARQUET, ARROW):
             section.skip(check, f"{file} has {gib(size)}; its rows are read only when the run starts")
-            return None, None
+            return [], None
         if file.suffix == JSONL:
-            first, looked_at = _head(file, given, config)[0], f"{ROWS:,} rows"
+            rows, looked_at = _head(file, given, config), f"{ROWS:,} rows"
         else:  # lines are no rows, or are compressed
-            (first, *_), looked_at = first_of(given, data), "rows"
+            rows, looked_at = first_of(given, data), "rows"
         section.ok(check, f"the first {looked_at} of {file} ({gib(size)}) are valid")
-        return first, None
+        return rows, None
     except OSError as error:
         section.fail(check, f"{path}: {error.strerror}", f"correct the path; relative paths start at {os.getcwd()}")
     except ModuleNotFoundError as error:
@@ -122,7 +126,7 @@ def _data(section: Section, check: str, given: Part, config: Config) -> tuple[Ro
     except ValueError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         section.fail(check, "; ".join(lines[:2]), fix)
-    return None, None
+    return [], None
 
 
 def _lengths(section: Section, config: Config) -> None:
@@ -155,9 +159,10 @@ def _head(file: Path, given: Part, config: Config) -> list[Row]:
             raise ValueError(str(error).replace(str(part), str(file))) from None
 
 
-def _reward_functions(section: Section, config: Config, row: Row | None, load: bool) -> None:
+def _reward_functions(section: Section, config: Config, row: Row | None, load: bool) -> bool:
+    """Add the finding of reward functions; return whether all of them graded the row."""
     if not config.reward.functions:
-        return  # reported as missing already
+        return False  # reported as missing already
     try:
         registry.check(config.reward)
     except ValueError as error:
@@ -166,11 +171,11 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
             "; ".join(line.strip() for line in str(error).splitlines()),
             "give path/to/file.py:function, with grade(completion, *, prompt, fields, ...), or a built-in name",
         )
-        return
+        return False
     names = ", ".join(term.function for term in config.reward.functions)
     if not load:
         section.ok("reward functions", names)
-        return
+        return False
     source = None if row is None else find_source(row.fields, config.data)
     functions = [config.reward.functions[term] for term in registry.source_weights(config.reward, source)]
     memory = config.reward.memory_gb
@@ -184,9 +189,20 @@ def _reward_functions(section: Section, config: Config, row: Row | None, load: b
             file = own_code.file_of(term.function)
             fix = "compare the fields that it reads with those of the data" if file is None else f"correct {file}"
             add("reward functions", f"{term.function} {shortened(outcome.failure, 300)}", fix)
-            return
+            return False
     done = "loaded" if row is None else "tried" if source is None else f"those of source {source.name} tried"
     section.ok("reward functions", f"{names} ({done})")
+    return row is not None
+
+
+def _odd_rows(section: Section, config: Config, rows: Sequence[tuple[Part, Sequence[Row]]]) -> None:
+    """Add a finding of rows that lack a field which reward functions read: enough of them are tried."""
+    faults = [fault for one in grading.look(rows) for fault in grading.refused(config, one)]
+    if not faults:
+        return
+    more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+    fix = "give these rows the field, or leave them out of the data"
+    section.fail("fields of rows", f"{shortened(faults[0], 400)}{more}", fix)
 
 
 def _environment(section: Section, config: Config, row: Row | None, load: bool) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.scores import avg_at_k, difference_interval, mcnemar
-from gspo_hpc.evaluation.stored import Asked, Stored
+from gspo_hpc.evaluation.stored import Answer, Asked, Stored
 
 # A prompt's text or the number of its row, its other fields, and how many such prompts came before it.
 _Key = tuple[str | int, str, int]
@@ -18,13 +19,16 @@ _Key = tuple[str | int, str, int]
 
 @dataclass(frozen=True)
 class Difference:
-    """A score of both sides on the prompts in common, the second minus the first, and the 95 % interval of that."""
+    """A score of both sides on the prompts in common, the second minus the first, and the 95 % interval of that.
 
-    first: float
-    second: float
-    difference: float
-    low: float
-    high: float
+    A side of which nothing was graded has no score, and then there is no difference.
+    """
+
+    first: float | None
+    second: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,10 @@ class Comparison:
     prompts: int  # in common
     accuracy: Difference
     average: Difference | None  # of avg@K, where both have samples
-    only_first: int  # prompts whose greedy answer is right in the first alone
-    only_second: int
-    p_value: float  # McNemar's exact test of these two numbers
+    # None where no greedy answer of a side was graded:
+    only_first: int | None  # prompts whose greedy answer is right in the first alone
+    only_second: int | None
+    p_value: float | None  # McNemar's exact test of these two numbers
     by_row: bool = False  # the texts differ, as those of two chat templates do: prompts are the same rows of the data
 
     def to_json(self) -> dict[str, Any]:
@@ -51,6 +56,7 @@ class Comparison:
                 "left_out": len(side.prompts) - self.prompts,
                 "samples": side.samples,
                 "decides": side.prompts[0].decides,
+                "failure": stored.most_common_failure(one.raw for one in side.prompts) or None,
             }
             for name, side in (("first", self.first), ("second", self.second))
         }
@@ -80,21 +86,23 @@ def compare(first: Stored, second: Stored) -> Comparison:
                 "other fields of the rows are not the same, row by row"
             )
     pairs = [(sides[0][key], sides[1][key]) for key in keys]
-    right = [(one.greedy.right, two.greedy.right) for one, two in pairs]
-    counts = Counter(right)
+    greedy = [_shares([pair[side].answers[:1] for pair in pairs]) for side in (0, 1)]
     average = None
     if first.samples and second.samples:
-        table = [avg_at_k([[each.right for each in pair[side].samples] for pair in pairs]) for side in (0, 1)]
-        average = _difference(*table)
+        average = _difference(*(_shares([pair[side].samples for pair in pairs]) for side in (0, 1)))
+    alone: tuple[int, int] | None = None
+    if greedy[0] is not None and greedy[1] is not None:
+        counts = Counter(zip(*greedy, strict=True))
+        alone = counts[1.0, 0.0], counts[0.0, 1.0]
     return Comparison(
         first,
         second,
         len(pairs),
-        _difference([float(one) for one, _ in right], [float(two) for _, two in right]),
+        _difference(*greedy),
         average,
-        counts[True, False],
-        counts[False, True],
-        mcnemar(counts[True, False], counts[False, True]),
+        None if alone is None else alone[0],
+        None if alone is None else alone[1],
+        None if alone is None else mcnemar(*alone),
         by_row,
     )
 
@@ -109,7 +117,16 @@ def _by_prompt(prompts: Sequence[Asked], *, by_row: bool = False) -> dict[_Key, 
     return found
 
 
-def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def _shares(answers: Sequence[Sequence[Answer]]) -> list[float] | None:
+    """Return the share of right answers to each prompt; None where none of them was graded."""
+    if not any(one.graded for each in answers for one in each):
+        return None
+    return avg_at_k([[one.right for one in each] for each in answers])
+
+
+def _difference(first: Sequence[float] | None, second: Sequence[float] | None) -> Difference:
+    if first is None or second is None:
+        return Difference(*(None if side is None else math.fsum(side) / len(side) for side in (first, second)))
     differences = [two - one for one, two in zip(first, second, strict=True)]
     one, two, mean = (math.fsum(values) / len(values) for values in (first, second, differences))
     return Difference(one, two, mean, *difference_interval(differences))

@@ -19,7 +19,7 @@ from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.data.table import GroupTable, ShardedGroups, source_mark
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
-from gspo_hpc.evaluation.scores import majority, summary
+from gspo_hpc.evaluation.scores import Scores, majority, summary
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
@@ -43,7 +43,7 @@ class CompletionSource(Protocol):
 class Evaluated:
     """The scores by name, the greedy groups, and those of samples, if `eval.samples` is above 1."""
 
-    scores: dict[str, float]
+    scores: Scores
     greedy: ShardedGroups
     sampled: ShardedGroups | None = None
 
@@ -76,7 +76,8 @@ def run(worker: CompletionSource, prompts: Sequence[Prompt], count: int, config:
             for slot, group in drawn.own.items()
         }
         majorities = list(exchange.gather_values(own).values())
-    return Evaluated(summary(right, lengths, ungraded, table, majorities), groups, drawn)
+    graded = any(are_graded(drawn.table, config))
+    return Evaluated(summary(right, lengths, ungraded, table, majorities, samples_graded=graded), groups, drawn)
 
 
 def rows(exchange: Exchange, found: Evaluated, config: Config, step: int | None) -> list[dict[str, Any]]:

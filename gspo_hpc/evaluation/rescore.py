@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ _AHEAD = 64  # completions that are with the pool for each of its processes; the
 
 @dataclass(frozen=True)
 class Rescored:
-    """An evaluation before and after. Changes are counted by (right before, right after)."""
+    """An evaluation before and after. Changes are counted by (right before, right after).
+
+    None are counted where nothing was graded before, or nothing is now: then it is not known what was right.
+    """
 
     old: Stored
     new: Stored
@@ -68,14 +71,16 @@ def rescore(old: Stored, config: Config) -> Rescored:
     return Rescored(
         old,
         new,
-        Counter((before.greedy.right, after.greedy.right) for before, after in pairs),
-        Counter(
-            (one.right, two.right)
-            for before, after in pairs
-            for one, two in zip(before.samples, after.samples, strict=True)
-        ),
+        _changes([(before.greedy, after.greedy) for before, after in pairs]),
+        _changes([one for before, after in pairs for one in zip(before.samples, after.samples, strict=True)]),
         Counter(result.failure for result in results.values() if result.failure is not None),
     )
+
+
+def _changes(pairs: Sequence[tuple[Answer, Answer]]) -> Counter[tuple[bool, bool]]:
+    if not (any(one.graded for one, _ in pairs) and any(two.graded for _, two in pairs)):
+        return Counter()
+    return Counter((one.right, two.right) for one, two in pairs)
 
 
 def _check(config: Config) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 _DRAWS = 2000  # of the bootstrap
 
+Scores = dict[str, float | None]  # by name; None where nothing was graded, so that there is nothing to say
+
 
 def summary(
     right: Sequence[bool],
@@ -21,19 +23,24 @@ def summary(
     ungraded: int,
     table: Sequence[Sequence[bool]] = (),
     majorities: Sequence[float] | None = None,
-) -> dict[str, float]:
+    *,
+    samples_graded: bool = True,
+) -> Scores:
     """Return the scores of an evaluation by name: of its greedy answers, and of the samples in `table`, if any.
 
     `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
     So are those that end in `_low` and `_high` of the scores of samples, by drawing prompts again (bootstrap).
     `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
+    Where it failed for all, the accuracy is None, for it was not measured; so are the scores of samples without
+    `samples_graded`, which is whether one of them was graded.
     `majorities` has the value of each prompt's :func:`majority`, None where nobody knows which answers are alike.
     """
+    graded = ungraded < len(right)
     low, high = wilson_interval(sum(right), len(right))
-    scores = {
-        "eval/accuracy": sum(right) / len(right),
-        "eval/accuracy_low": low,
-        "eval/accuracy_high": high,
+    scores: Scores = {
+        "eval/accuracy": sum(right) / len(right) if graded else None,
+        "eval/accuracy_low": low if graded else None,
+        "eval/accuracy_high": high if graded else None,
         "eval/response_length": sum(lengths) / len(lengths),
     }
     if ungraded:
@@ -45,6 +52,9 @@ def summary(
     if majorities is not None:
         found[f"eval/maj@{k}"] = list(majorities)
     for name, values in found.items():
+        if not samples_graded:
+            scores |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+            continue
         scores[name] = math.fsum(values) / len(values)
         scores[f"{name}_low"], scores[f"{name}_high"] = mean_interval(values)
     return scores

@@ -7,12 +7,13 @@ A run has a file for each step that it evaluates, `evaluations/000010.jsonl`; th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.evaluation.scores import majority, summary
+from gspo_hpc.evaluation.scores import Scores, majority, summary
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.files import make_inner_dir, plain, read_lines, write_atomically
 
@@ -72,7 +73,7 @@ class Stored:
         """The number of samples of a prompt."""
         return len(self.prompts[0].samples)
 
-    def scores(self) -> dict[str, float]:
+    def scores(self) -> Scores:
         """Return the scores by name, as the evaluation gave them."""
         greedy = [one.greedy for one in self.prompts]
         table = [[each.right for each in one.samples] for one in self.prompts] if self.samples else []
@@ -83,7 +84,9 @@ class Stored:
                 for one, row in zip(self.prompts, table, strict=True)
             ]
         ungraded = sum(not each.graded for each in greedy)
-        return summary([each.right for each in greedy], [each.sampled for each in greedy], ungraded, table, majorities)
+        right, lengths = [each.right for each in greedy], [each.sampled for each in greedy]
+        graded = any(each.graded for one in self.prompts for each in one.samples)
+        return summary(right, lengths, ungraded, table, majorities, samples_graded=graded)
 
 
 def path_of(run: RunDir, step: int, *, by_command: bool = False) -> Path:
@@ -148,6 +151,13 @@ def read(path: Path) -> Stored:
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}; it is no line of a stored evaluation") from None
     return Stored(path, tuple(prompts))
+
+
+def most_common_failure(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return why most of the greedy answers of these lines that were not graded were not; empty if all were."""
+    greedy = (row["greedy"] for row in rows)
+    reasons = Counter(str(one.get("failure") or "") for one in greedy if not one["graded"])
+    return reasons.most_common(1)[0][0] if reasons else ""
 
 
 def regraded(stored: Stored, names: Sequence[str], graded: Sequence[Sequence[Mapping[str, Any]]]) -> Stored:

@@ -214,7 +214,7 @@ def data(draft: Draft, name: str, key: str) -> None:
             draft.drop(name, "all rows of the file are used here")
     elif files:
         rows = "the rows of all of these" if len(files) > 1 else "its rows"
-        text = f"{key} takes JSONL or parquet files, also of a dataset on the hub (OWNER/NAME:FILE)"
+        text = f"{key} takes JSONL, CSV or parquet, and datasets as folders or on the hub (OWNER/NAME:CONFIG/SPLIT)"
         draft.drop(name, f"{text}: name them, or write {rows}, each with its prompt, to such a file")
 
 

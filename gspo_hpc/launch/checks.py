@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
-from gspo_hpc.data.rows import Row, load_parts
+from gspo_hpc.data.rows import Row, listed, load_parts
 from gspo_hpc.data.sources import parts
 from gspo_hpc.data.sources.parts import Part
-from gspo_hpc.launch import preflight, prompt_lengths
+from gspo_hpc.launch import grading, preflight, prompt_lengths
 from gspo_hpc.launch.notify import addresses
 from gspo_hpc.models import hub
 from gspo_hpc.planning.fixes import repair
@@ -85,7 +85,7 @@ def resolved(config: Config) -> Config:
         preflight.refuse(config, [preflight.data])
         named = ", ".join(part.path for part in parts.training(config.data))
         raise ValueError(
-            f"run.max_epochs: the prompts of {named} cannot be counted: give a .jsonl or .parquet file, or "
+            f"run.max_epochs: the prompts of {named} cannot be counted: give data that can be read here, or "
             "run.max_steps"
         )
     return with_steps(config, rows)
@@ -101,12 +101,14 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
     if config.reward.functions or not config.algorithm.has_teacher:
         registry.check(config.reward)  # that there is a function, too
     # Not all at once: files may be large.
-    rows = [(part, load_parts([part], config.data, config.run.seed)[0]) for part in parts.every(config.data)]
+    rows = [
+        *grading.look((part, load_parts([part], config.data, config.run.seed)) for part in parts.every(config.data))
+    ]
     if not rows:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it, which help can do without
 
-    (_, first), memory, sandbox = rows[0], config.reward.memory_gb, config.sandbox
+    first, memory, sandbox = rows[0].first, config.reward.memory_gb, config.sandbox
     if config.environment.talks:
         from gspo_hpc.rewards.environments.turns import asked, named, turn_function
 
@@ -119,9 +121,11 @@ def check_inputs(config: Config, *, here: bool = True) -> None:
             )
     if not config.reward.functions:
         return
-    for part, first in rows:
-        if part.trains or len(rows) == 1:
-            _check_grading(config, part, first, here=here)
+    for one in rows:
+        if one.part.trains or len(rows) == 1:
+            _check_grading(config, one.part, one.first, here=here)
+    if faults := [fault for one in rows for fault in grading.refused(config, one)]:
+        raise ValueError(listed("reward.functions: rows of the data lack what reward functions read", faults))
 
 
 def _check_grading(config: Config, part: Part, first: Row, *, here: bool) -> None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config, Source
-from gspo_hpc.launch import mounts
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch import grading, mounts
 
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
@@ -162,14 +162,16 @@ def data(config: Config) -> Iterator[Problem]:
 
     told = list[Problem]()
     for part in parts.every(config.data):
-        first = yield from _data(config, part)
-        if first is not None:
-            told += (one for one in _grading(config, first, part.source) if one not in told)
+        rows = yield from _data(config, part)
+        if rows:
+            odd = grading.lacking(rows, grading.known_fields(rows[0]))
+            for row in (rows[0], *(one.row for one in odd)):
+                told += (one for one in _grading(config, row, part) if one not in told)
     yield from told
 
 
-def _data(config: Config, part: Part) -> Generator[Problem, None, Row | None]:
-    """Check one part of the data; return its first row if it is looked at, and is trained on."""
+def _data(config: Config, part: Part) -> Generator[Problem, None, list[Row]]:
+    """Check one part of the data; return those of its first rows that are looked at."""
     from gspo_hpc.data import counting
 
     key, name = part.key, part.path
@@ -184,37 +186,37 @@ def _data(config: Config, part: Part) -> Generator[Problem, None, Row | None]:
                 if hub_data.is_task(name):
                     text, absent = f"the rows of {name} are not made yet", "A run makes them"
                 yield Problem(key, text, absent=absent, downloaded=True)
-            return None
+            return []
     if not counting.is_there(name):
         if (wrong := counting.wrong_name(name)) is not None:
             yield Problem(key, wrong)
         else:
             fix = f"correct the path; relative paths start at {os.getcwd()}"
             yield Problem(key, f"{name} is not there", fix, absent="A run needs the file")
-        return None
+        return []
     fields = counting.fields(name)
     if part.source is None and fields is not None and counting.prompt_field(fields, config.data.prompt_key) is None:
-        return None  # a rule of the plan says so, with the key to take
+        return []  # a rule of the plan says so, with the key to take
     from gspo_hpc.data import rows
 
     try:
-        first = rows.first_of(part, config.data)
+        return rows.first_of(part, config.data)
     except ModuleNotFoundError as error:
         text = f"{name} cannot be looked at: {error.name}, which reads such files, is not installed here"
         yield Problem(key, text, absent="A run needs it")
-        return None
     except ValueError as mistake:
         yield Problem(key, str(mistake))
-        return None
-    return first[0] if first and part.trains else None
+    return []
 
 
-def _grading(config: Config, row: Row, source: Source | None) -> Iterator[Problem]:
+def _grading(config: Config, row: Row, part: Part) -> Iterator[Problem]:
     """Yield why built-in reward functions cannot grade a row. A user's own are tried only when a run is started."""
-    from gspo_hpc.rewards import builtin, registry
+    if not config.reward.functions:
+        return
+    from gspo_hpc.rewards import builtin
 
     wrong = {problem.key for problem in reward_functions(config)}
-    for number in registry.source_weights(config.reward, source):
+    for number in grading.terms(config, part).values():
         term = config.reward.functions[number]
         key = f"reward.functions[{number}].function"
         if term.function not in builtin.REGISTRY or key in wrong:

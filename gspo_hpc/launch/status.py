@@ -54,6 +54,7 @@ class Status:
     max_steps: int | None
     reward: float | None
     accuracy: float | None  # on unseen prompts, of the latest evaluation
+    not_graded: str  # "not graded" and why, if no answer of the latest evaluation was graded; else empty
     learnt: str | None  # of a run that is over: "learnt", "doubtful", "lost" or "nothing"; None before its first step
     worry: str  # what is wrong with what a run that is over has learnt; empty if nothing is
     seconds_spent: float  # in the steps so far, evaluations and saves included
@@ -133,7 +134,7 @@ def read(path: Path) -> Status:
     step = int(records[-1]["step"]) if records else 0
     state, reason = ("damaged", damage[0]) if damage else _state(job, attempts, step, max_steps)
     last = records[-1] if records else {}
-    scores = [score for record in logged if (score := reader.value(record, "eval/accuracy")) is not None]
+    evaluated: dict[str, Any] = next((record for record in reversed(logged) if "eval/accuracy" in record), {})
     when = reader.value(last, "time") if state == "running" else None
     seconds = [reader.value(record, "seconds") for record in records[-_RECENT:]]
     recent = [one for one in seconds if one is not None]
@@ -155,7 +156,8 @@ def read(path: Path) -> Status:
         step=step,
         max_steps=max_steps,
         reward=reader.value(last, "reward"),
-        accuracy=scores[-1] if scores else None,
+        accuracy=reader.accuracy(evaluated),
+        not_graded=reader.not_graded(evaluated),
         learnt=None if learnt is None else learnt.grade,
         worry=learnt.worry if learnt is not None and (state == "done" or learnt.nothing) else "",
         seconds_spent=sum(reader.value(record, "seconds") or 0.0 for record in records),

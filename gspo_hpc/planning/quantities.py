@@ -45,6 +45,11 @@ def fill_in_steps(plan: PlanBuilder) -> None:
         q["num_epochs"] = Fraction(rollouts * prompts, rows)
 
 
+def quantity_text(value: float) -> str:
+    """Return a quantity as pages show it: whole numbers with separators, others with six digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
 def fill_in_sources(plan: PlanBuilder) -> None:
     """Fill in what a run has of each source, where their sizes can be known."""
     config, data = plan.config, plan.config.data

@@ -12,15 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.config.schema import as_dict
+from gspo_hpc.config import yaml_text
+from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.config.section import written
 from gspo_hpc.report.charts import Chart, Line, line_chart
 from gspo_hpc.report.curves import Figure, readouts
 from gspo_hpc.report.render import asset, render
 from gspo_hpc.report.scales import moving_average, number
 from gspo_hpc.report.summary import state, when
+from gspo_hpc.runs.learning import course
 from gspo_hpc.runs.reader import RunData, read_run, value
 from gspo_hpc.system.files import write_atomically
+from gspo_hpc.system.redact import redact
 
 # Colours of runs: those that differ most come first.
 _COLORS = ("p0", "p4", "p5", "p6", "p2", "p8", "p1", "p3", "p7")
@@ -36,7 +39,6 @@ _CURVES = (  # key of metrics.jsonl, title, note
     ("completion_tokens_per_s", "Completion tokens per second", "over the whole step"),
 )
 _SMOOTHED = 20  # values that an average is made of at the most; an eighth of the steps at the least
-_PART = 10  # the first and the last tenth of a run's steps are compared
 _PLACES = ("run.name", "run.dir", "tracking.")  # differ between any two runs, and say nothing of what they learn
 
 
@@ -90,20 +92,27 @@ def page(runs: Sequence[RunData]) -> str:
 
 def differences(runs: Sequence[RunData]) -> Iterator[Compared]:
     """Yield the settings in which runs differ, with the value of each; a run without a config has none."""
-    flat = [{} if run.config is None else dict(_flat(as_dict(run.config))) for run in runs]
+    flat = [{} if run.config is None else dict(_flat(run.config)) for run in runs]
     for key in dict.fromkeys(key for one in flat for key in one):
-        cells = tuple(written(one[key]) if key in one else "" for one in flat)
+        cells = tuple(one.get(key, "") for one in flat)
         if len(set(cells)) > 1 and not key.startswith(_PLACES):
             yield Compared(key, cells)
 
 
-def _flat(sections: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, section in sections.items():
+def _flat(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield each setting with its value as a config would have it; of reward functions what is not the default."""
+    short = redact(config.model_dump(exclude_defaults=True, warnings=False))
+    for name, section in redact(as_dict(config)).items():
         for key, given in section.items():
             if isinstance(given, dict):
-                yield from ((f"{name}.{key}.{inner}", one) for inner, one in given.items())
+                yield from ((f"{name}.{key}.{inner}", _text(one)) for inner, one in given.items())
             else:
-                yield f"{name}.{key}", given
+                differs = short.get(name, {}).get(key, given)
+                yield f"{name}.{key}", _text(differs if isinstance(given, list) else given)
+
+
+def _text(value: Any) -> str:
+    return yaml_text.write_line(value) if isinstance(value, (list, dict)) else written(value)
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
@@ -117,31 +126,31 @@ def _results(runs: Sequence[RunData]) -> Iterator[Compared]:
     yield Compared("state", tuple(map(state, runs)))
     totals = ("" if run.max_steps is None else f" of {run.max_steps}" for run in runs)
     yield Compared("steps", tuple(f"{run.steps}{total}" for run, total in zip(runs, totals, strict=True)))
-    yield Compared("reward, first and last tenth", tuple(_ends(run) for run in runs))
-    if any(run.accuracy for run in runs):
-        texts = (
-            f"{number(run.accuracy[0][1])} → {number(run.accuracy[-1][1])}" if run.accuracy else "" for run in runs
-        )
-        yield Compared("accuracy on unseen prompts", tuple(texts))
+    yield Compared("reward, first and last tenth of the rollouts", tuple(_reward(run) for run in runs))
+    if any(run.accuracy or run.not_graded for run in runs):
+        yield Compared("accuracy on unseen prompts", tuple(_accuracy(run) for run in runs))
     yield Compared("completion tokens per second", tuple(_typical(run, "completion_tokens_per_s") for run in runs))
     yield Compared("seconds of a step", tuple(_typical(run, "seconds") for run in runs))
 
 
 def _result(run: RunData) -> tuple[float, float]:
-    """Return the last accuracy on unseen prompts and the mean reward of the last tenth, by which runs are ordered."""
-    found = _rewards(run)
-    reward = statistics.fmean(found[-max(1, len(found) // _PART) :]) if found else -math.inf
-    return run.accuracy[-1][1] if run.accuracy else -math.inf, reward
+    """Return the last accuracy on unseen prompts and the last reward, by which runs are ordered."""
+    went = course(run.train_records)
+    return run.accuracy[-1][1] if run.accuracy else -math.inf, -math.inf if went is None else went.last
 
 
-def _rewards(run: RunData) -> list[float]:
-    return [one for record in run.train_records if (one := value(record, "reward")) is not None]
+def _reward(run: RunData) -> str:
+    went = course(run.train_records)
+    if went is None:
+        return ""
+    return number(went.last) if went.is_one else f"{number(went.first)} → {number(went.last)}"
 
 
-def _ends(run: RunData) -> str:
-    found = _rewards(run)
-    some = max(1, len(found) // _PART)
-    return f"{number(statistics.fmean(found[:some]))} → {number(statistics.fmean(found[-some:]))}" if found else ""
+def _accuracy(run: RunData) -> str:
+    """Return the first and the last accuracy; why there is none, where the latest evaluation was not graded."""
+    found = [(step, number(share)) for step, share in run.accuracy]
+    told = [text for _, text in sorted([*found, *run.not_graded[-1:]])]
+    return " → ".join(told if len(told) < 2 else (told[0], told[-1]))
 
 
 def _typical(run: RunData, key: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.planning import exactness
+from gspo_hpc.planning.quantities import quantity_text
 from gspo_hpc.report.summary import tone, when
 from gspo_hpc.runs.reader import AttemptView, RunData
 from gspo_hpc.system.text import duration
@@ -91,7 +92,7 @@ def _attempt(one: AttemptView, begin: float, length: float) -> AttemptRow:
 def plan(run: RunData) -> Plan:
     """Return what plan.json says, as far as it can be read."""
     groups = [
-        Group(title, tuple(Row(str(name), _shown(inner)) for name, inner in run.plan[key].items()))
+        Group(title, tuple(Row(str(name), _quantity(inner)) for name, inner in run.plan[key].items()))
         for title, key in (("Batch", "quantities"), ("Layout", "layout"))
         if isinstance(run.plan.get(key), Mapping)
     ]
@@ -132,6 +133,10 @@ def settings(run: RunData) -> Settings:
         for section, rows in sections.items()
     )
     return Settings(groups, sum(not row.default for group in groups for row in group.rows))
+
+
+def _quantity(inner: Any) -> str:
+    return quantity_text(inner) if isinstance(inner, float) else _shown(inner)
 
 
 def _shown(inner: Any) -> str:

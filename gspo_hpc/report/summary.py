@@ -10,7 +10,7 @@ from pathlib import Path
 from gspo_hpc.planning import exactness, trained
 from gspo_hpc.report.scales import number
 from gspo_hpc.runs import distillation, spending
-from gspo_hpc.runs.learning import Learning, judge
+from gspo_hpc.runs.learning import Learning, course, judge
 from gspo_hpc.runs.reader import RunData, unix_time, value
 from gspo_hpc.system.text import duration
 
@@ -124,7 +124,14 @@ def _facts(run: RunData) -> Iterator[Fact]:
 
 
 def _accuracy(run: RunData) -> Iterator[Fact]:
-    if not run.accuracy:
+    evaluated, failed = run.accuracy, run.not_graded
+    if failed and (not evaluated or failed[-1][0] > evaluated[-1][0]):
+        step, why = failed[-1]
+        before = f"{evaluated[-1][1]:.3f}" if evaluated else ""
+        said, _, failure = why.partition(": ")
+        yield Fact("Accuracy", said, before, note=f"at step {step}{failure and f': {failure}'}")
+        return
+    if not evaluated:
         return
     (_, first), (step, last) = run.accuracy[0], run.accuracy[-1]
     if len(run.accuracy) == 1:
@@ -136,16 +143,14 @@ def _accuracy(run: RunData) -> Iterator[Fact]:
 
 
 def _reward(run: RunData) -> Iterator[Fact]:
-    rewards = [reward for record in run.train_records if (reward := value(record, "reward")) is not None]
-    if not rewards:
+    went = course(run.train_records)
+    if went is None:
         return
-    tenth = max(1, len(rewards) // 10)
-    first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-    if len(rewards) == 1:
-        yield Fact("Reward", number(last), note="at its only step")
+    if went.is_one:
+        yield Fact("Reward", number(went.last), note="in its only rollout")
         return
-    steps = f"first and last {tenth} steps" if tenth > 1 else "first and last step"
-    yield Fact("Reward", number(last), number(first), note=steps)
+    parts = f"first and last {went.part} rollouts" if went.part > 1 else "first and last rollout"
+    yield Fact("Reward", number(went.last), number(went.first), note=parts)
 
 
 def _teacher(run: RunData) -> Iterator[Fact]:

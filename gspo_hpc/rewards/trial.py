@@ -12,13 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction, Sandbox, as_dict
-from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
+from gspo_hpc.rewards.calls import Loaded, Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS, TURN
 from gspo_hpc.rewards.registry import is_batched
 from gspo_hpc.rewards.worker_process import limit_memory
@@ -55,8 +55,34 @@ def run(
     `texts` are the completions; without any, functions are only loaded. `memory_gb` bounds the memory of their process.
     `sandbox`: the settings of the one that they may ask for.
     """
+    rows = [(prompt, fields)]
+    return run_rows(functions, rows, texts=texts, seconds=seconds, memory_gb=memory_gb, sandbox=sandbox)[0]
+
+
+def run_rows(
+    functions: Sequence[RewardFunction],
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    texts: Sequence[str] = TEXTS,
+    seconds: float = SECONDS,
+    memory_gb: float | None = None,
+    sandbox: Sandbox | None = None,
+) -> list[list[Outcome]]:
+    """Return the outcomes of the functions for each of several rows, as :func:`run`; each function is loaded once."""
+    found, count = _outcomes(functions, rows, texts, seconds, memory_gb, sandbox), len(functions)
+    return [found[at * count : (at + 1) * count] for at in range(len(rows))]
+
+
+def _outcomes(
+    functions: Sequence[RewardFunction],
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    texts: Sequence[str],
+    seconds: float,
+    memory_gb: float | None,
+    sandbox: Sandbox | None,
+) -> list[Outcome]:
     if all(_is_quick(term) for term in functions):
-        return [_try(term, prompt, fields, texts, sandbox) for term in functions]
+        return [*_try_all(functions, rows, texts, sandbox)]
     settings = as_dict(sandbox or Sandbox())
     terms = [{"function": term.function, "args": dict(term.args)} for term in functions]
     with tempfile.TemporaryDirectory(prefix="gspo-rewards-") as folder:
@@ -65,7 +91,7 @@ def run(
             done = subprocess.run(
                 environment.python("gspo_hpc.rewards.trial", str(answers)),
                 input=json.dumps(
-                    {"functions": terms, "prompt": prompt, "fields": fields, "texts": texts}
+                    {"functions": terms, "rows": [*rows], "texts": texts}
                     | {"memory_gb": memory_gb, "sandbox": settings}
                 ),
                 capture_output=True,
@@ -80,21 +106,23 @@ def run(
             failure = f"gave no answer within {seconds:g} s"
         lines = answers.read_text("utf-8").splitlines() if answers.exists() else []
     found = [Outcome(*json.loads(line)) for line in lines]
-    if len(found) < len(functions):  # the one that was tried, and the others after it, which were not
+    wanted = len(functions) * len(rows)
+    if len(found) < wanted:  # the one that was tried, and the others after it, which were not
         found.append(Outcome(failure, certain=False))
-    return found + [Outcome(None)] * (len(functions) - len(found))
+    return found + [Outcome(None)] * (wanted - len(found))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Try the functions that standard input names; write a line for each into the file of the only argument."""
+    """Try the functions that standard input names; write their outcomes, one a line, into the file of the argument."""
     asked = json.load(sys.stdin)
     end_children_with_this_process()
     if asked["memory_gb"] is not None:
         limit_memory(asked["memory_gb"])
     sandbox = Sandbox(**asked["sandbox"])
     with open(argv[0], "w", encoding="utf-8", buffering=1) as answers:
-        for term in asked["functions"]:
-            outcome = _try(RewardFunction(**term), asked["prompt"], asked["fields"], asked["texts"], sandbox)
+        for outcome in _try_all(
+            [RewardFunction(**term) for term in asked["functions"]], asked["rows"], asked["texts"], sandbox
+        ):
             answers.write(f"{json.dumps(outcome)}\n")
     return 0
 
@@ -105,13 +133,32 @@ def _is_quick(term: RewardFunction) -> bool:
     return built_in and term.function not in (*PREPARATIONS, "regex")
 
 
-def _try(
-    term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str], sandbox: Sandbox | None = None
-) -> Outcome:
+def _try_all(
+    terms: Sequence[RewardFunction],
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    texts: Sequence[str],
+    sandbox: Sandbox | None,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each function for the first row, then for the next one."""
+    functions = dict[int, Loaded | Outcome]()
+    for prompt, fields in rows:
+        for number, term in enumerate(terms):
+            if number not in functions:
+                functions[number] = _loaded(term, sandbox)
+            function = functions[number]
+            yield function if isinstance(function, Outcome) else _try(term, function, prompt, fields, texts)
+
+
+def _loaded(term: RewardFunction, sandbox: Sandbox | None) -> Loaded | Outcome:
     try:
-        function = loaded(term, sandbox=sandbox)
+        return loaded(term, sandbox=sandbox)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         return Outcome(f"cannot be loaded: {error_text(error)}", certain=False, not_here=True)
+
+
+def _try(
+    term: RewardFunction, function: Loaded, prompt: str, fields: Mapping[str, Any], texts: Sequence[str]
+) -> Outcome:
     built_in = own_code.file_of(term.function) is None and term.function != TURN
     elsewhere = term.function in ASK_ELSEWHERE
     found: list[Outcome] = []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gspo_hpc.runs.reader import value
+from gspo_hpc.runs.reader import accuracy, not_graded, value
 from gspo_hpc.system.text import rounded
 
 Grade = Literal["learnt", "doubtful", "lost", "nothing"]
@@ -39,6 +39,31 @@ class Learning:
         return self.grade == "nothing"
 
 
+@dataclass(frozen=True)
+class Course:
+    """How a metric went over a run: its mean over the first tenth of the rollouts, and over the last tenth.
+
+    A rollout's value is the mean of its updates. Either part has one rollout at the least. This is what "reward a -> b"
+    means wherever it is said.
+    """
+
+    first: float
+    last: float
+    part: int  # rollouts of either part
+    rollouts: int  # that have a value
+
+    @property
+    def is_one(self) -> bool:
+        """True where there is one rollout alone, and so nothing to compare."""
+        return self.rollouts == 1
+
+
+def course(records: Sequence[Mapping[str, Any]], key: str = "reward") -> Course | None:
+    """Return how a metric of the records of metrics.jsonl went; None where no step has it."""
+    means = _rollout_means([record for record in records if (value(record, "step") or 0.0) > 0], key)
+    return Course(*_ends(means), _part(means), len(means)) if means else None
+
+
 def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
     """Judge the records of metrics.jsonl, in their order; None before the first step."""
     steps = [record for record in records if (value(record, "step") or 0.0) > 0 and _is_update(record)]
@@ -47,13 +72,13 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
     means, scores = _rollout_means(steps), [one for record in records if (one := _Score.of(record)) is not None]
     empty = sum(bool(record.get("empty")) for record in steps)
     parts, rose = [], False
-    if len(means) >= 2:
-        first, end = _ends(means)
-        parts.append(f"reward {first:.3f} -> {end:.3f}")
-        rose = end > first
-    elif means:
-        parts.append(f"reward {means[0]:.3f} in the only rollout")
-        rose = means[0] != 0.0
+    went = course(steps)
+    if went is not None and went.is_one:
+        parts.append(f"reward {went.last:.3f} in the only rollout")
+        rose = went.last != 0.0
+    elif went is not None:
+        parts.append(f"reward {went.first:.3f} -> {went.last:.3f}")
+        rose = went.last > went.first
     if not any("reward" in record for record in steps):  # a teacher is the only signal
         distances = divergences(steps)
         if len(distances) == 2:
@@ -62,6 +87,8 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
     if len(scores) >= 2:
         parts.append(f"accuracy on unseen prompts {scores[0].share:.3f} -> {scores[-1].share:.3f}")
         rose = rose or scores[-1].share > scores[0].share
+    if why := next((not_graded(record) for record in reversed(records) if "eval/accuracy" in record), ""):
+        parts.append(f"the latest evaluation was {why}")
     if empty:
         parts.append(f"{empty:,} of {len(steps):,} step{'s' * (len(steps) != 1)} had nothing to learn from")
     numbers = "; ".join(parts) or "no completion got a reward"
@@ -79,8 +106,10 @@ def judge(records: Sequence[Mapping[str, Any]]) -> Learning | None:
 
 def divergences(records: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     """Return the divergence from the reference or the teacher at first and at last; one number of a single rollout."""
-    means = _rollout_means([record for record in records if (value(record, "step") or 0.0) > 0], "reference_kl")
-    return _ends(means) if len(means) >= 2 else tuple(means)
+    went = course(records, "reference_kl")
+    if went is None:
+        return ()
+    return (went.last,) if went.is_one else (went.first, went.last)
 
 
 def towards_teacher(first: float, last: float) -> str:
@@ -99,7 +128,7 @@ class _Score:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> _Score | None:
-        share = value(record, "eval/accuracy")
+        share = accuracy(record)
         if share is None:
             return None
         low, high = value(record, "eval/accuracy_low"), value(record, "eval/accuracy_high")
@@ -121,8 +150,12 @@ def _rollout_means(steps: Sequence[Mapping[str, Any]], key: str = "reward") -> l
 
 
 def _ends(means: Sequence[float]) -> tuple[float, float]:
-    some = max(1, len(means) // _PART)
+    some = _part(means)
     return statistics.fmean(means[:some]), statistics.fmean(means[-some:])
+
+
+def _part(means: Sequence[float]) -> int:
+    return max(1, len(means) // _PART)
 
 
 def _no_gradient(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +186,7 @@ def _lost(means: Sequence[float], scores: Sequence[_Score]) -> str:
             )
     if len(means) >= _LONG:
         first, end = _ends(means)
-        some = len(means) // _PART
+        some = _part(means)
         best_part = max(statistics.fmean(means[at : at + some]) for at in range(0, len(means) - some + 1, some))
         if first < best_part and end - first < (best_part - first) / 2:
             return f"lost reward: {best_part:.3f} at best, {end:.3f} at the end"

@@ -21,7 +21,7 @@ from gspo_hpc.config.schema import Config, as_dict
 from gspo_hpc.runs.directory import ATTEMPT_FILE, RunDir, wrong_record
 from gspo_hpc.system.files import read_json
 from gspo_hpc.system.redact import redact
-from gspo_hpc.system.text import parse_json
+from gspo_hpc.system.text import first_line, parse_json, printable, shortened
 
 LARGEST_LINE = 64 * 1024 * 1024  # bytes; we write no longer records
 LARGEST_NUMBER = 1e300  # larger values would overflow an axis; they count as not finite
@@ -104,8 +104,14 @@ class RunData:
     @property
     def accuracy(self) -> list[tuple[int, float]]:
         """Pairs (step, share of correct greedy answers to unseen prompts) of all evaluations."""
-        found = [(record["step"], value(record, "eval/accuracy")) for record in self.records]
+        found = [(record["step"], accuracy(record)) for record in self.records]
         return [(step, share) for step, share in found if share is not None]
+
+    @property
+    def not_graded(self) -> list[tuple[int, str]]:
+        """Pairs (step, "not graded" and why) of all evaluations of which no answer was graded."""
+        found = [(record["step"], not_graded(record)) for record in self.records]
+        return [(step, why) for step, why in found if why]
 
     @property
     def seconds(self) -> float:
@@ -243,6 +249,27 @@ def value(record: Mapping[str, Any], key: str) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) and abs(number) < LARGEST_NUMBER else None
+
+
+def accuracy(record: Mapping[str, Any]) -> float | None:
+    """Return the accuracy of a record's evaluation; None without one, and where no answer was graded.
+
+    Earlier versions wrote an accuracy of 0 in this case.
+    """
+    return None if not_graded(record) else value(record, "eval/accuracy")
+
+
+def not_graded(record: Mapping[str, Any]) -> str:
+    """Return "not graded" and why, for a record's evaluation of which no answer was graded; empty for any other."""
+    if "eval/accuracy" not in record or value(record, "eval/ungraded") != 1.0:
+        return ""
+    failure = record.get("eval/failure")
+    return told_not_graded(failure if isinstance(failure, str) else "")
+
+
+def told_not_graded(failure: str) -> str:
+    """Return what is said in the place of a score where no answer was graded."""
+    return f"not graded{f': {shortened(printable(first_line(failure)))}' if failure else ''}"
 
 
 def unix_time(text: Any) -> float | None:

@@ -47,9 +47,9 @@ class Project:
 def write(folder: Path, source: Path | None = None, *, project: str | None = None, cuda: bool = False) -> Project:
     """Write a project into a folder, which is made if it is not there.
 
-    `source`: a data file, or a script or config of TRL, verl or ms-swift; `project` names which. `cuda`: whether the
-    config is for a GPU. Raises ValueError if one of the files is there already, and if the source cannot be read;
-    nothing is written then.
+    `source`: a data file, the folder of a dataset, or a script or config of TRL, verl or ms-swift; `project` names
+    which. `cuda`: whether the config is for a GPU. Raises ValueError if one of the files is there already, and if the
+    source cannot be read; nothing is written then.
     """
     row = _Row("prompt", ("answer",))
     texts: dict[str, str] = {}
@@ -57,7 +57,7 @@ def write(folder: Path, source: Path | None = None, *, project: str | None = Non
     warnings: list[str] = []
     converted, own = None, None
     about = "This run learns to add numbers: replace its data and its reward with your own."
-    if source is not None and formats.kind(source) is not None:
+    if source is not None and (formats.kind(source) is not None or source.is_dir()):
         row, notes = _fields(source)
         about = f"This run trains on {source.name}."
     elif source is not None:
@@ -124,6 +124,8 @@ class _Row:
 
 
 def _rows(train: str) -> str:
+    if formats.kind(train) is None:
+        return "the folder of a dataset, of which the split train is taken"
     if formats.kind(train) == formats.JSONL:
         return "one JSON object a line"
     return f"{str(formats.kind(train))[1:].replace('csv', 'CSV')}, a row for each prompt"
@@ -135,7 +137,7 @@ def _refuse_tables(source: Path) -> None:
         to = source.with_suffix(formats.PARQUET).name
         reader = _TABLES[source.suffix].format(source.name)
         raise ValueError(
-            f"{source}: data must be {formats.endings()}; this writes it so:\n"
+            f"{source}: data must be a file {formats.endings()}, or the folder of a dataset; this writes such a file:\n"
             f"python -c \"import pandas; pandas.{reader}.to_parquet('{to}')\""
         )
 
@@ -157,7 +159,10 @@ def _fields(source: Path) -> tuple[_Row, list[str]]:
         if source.is_file() and not source.stat().st_size:
             raise ValueError(f"{source}: it is empty: it needs at least one row with a prompt")
         kind = formats.kind(source)
-        what = "every line must be a JSON object" if kind == formats.JSONL else f"is it a {str(kind)[1:]} file?"
+        what = {
+            formats.JSONL: "every line must be a JSON object",
+            None: "it is no folder that save_to_disk wrote, or whose files are named by split, such as train.jsonl",
+        }.get(kind, f"is it a {str(kind)[1:]} file?")
         raise ValueError(f"{source}: its first rows cannot be read: {what}")
     prompt = next((name for name in counting.PROMPT_FIELDS if name in found), None)
     answer = next((name for name in counting.ANSWER_FIELDS if name in found and name != prompt), None)

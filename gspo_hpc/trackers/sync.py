@@ -16,6 +16,8 @@ from gspo_hpc.trackers.registry import Service, chosen, tracked_run
 
 CLOSE_SECONDS = 660.0  # what a tracker may take to finish once it has all records; more than W&B's own limit
 
+_PROMETHEUS = "for its file has only the newest step, which a run writes while it goes on"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -29,6 +31,7 @@ class Result:
     steps: Sequence[int] = ()
     last: int = -1  # the last step that it had before
     error: str = ""
+    never: str = ""  # why it is never sent anything here
     hangs: bool = False
 
 
@@ -39,9 +42,10 @@ def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Resul
     """
     services = chosen(config.tracking, sync=True)
     if not services:
-        raise ValueError(
-            "this run has no tracker to send to: name one, such as tracking.wandb=online or tracking.mlflow=true"
-        )
+        lacks = "this run has no tracker to send to"
+        if config.tracking.prometheus is not None:
+            lacks = f"tracking.prometheus: there is nothing to send, {_PROMETHEUS}; {lacks} otherwise"
+        raise ValueError(f"{lacks}: name one, such as tracking.wandb=online or tracking.mlflow=true")
     tracked = tracked_run(run, config)
     with run.lock():
         exit_code = _exit_code(run)
@@ -49,6 +53,8 @@ def sync(run: RunDir, config: Config, warn: Callable[[str], None]) -> list[Resul
     results = [result for result in found if result is not None]
     if not results:
         raise ValueError("there is no tracker that anything could be sent to")
+    if config.tracking.prometheus is not None:
+        results.append(Result("Prometheus", "Prometheus", never=_PROMETHEUS))
     return results
 
 

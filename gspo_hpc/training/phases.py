@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from gspo_hpc.config.derived import old_logprobs_are_the_engines
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.table import ShardedGroups
-from gspo_hpc.evaluation import evaluate
+from gspo_hpc.evaluation import evaluate, stored
 from gspo_hpc.evaluation.evaluate import CompletionSource
 from gspo_hpc.policy.policy import Policy
+from gspo_hpc.runs import reader
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import update
 from gspo_hpc.training.observers.base import StepObserver
@@ -104,16 +106,33 @@ class Evaluator:
         """True if there is anything to evaluate on."""
         return self._data.unseen_count > 0
 
-    def run(self, step: int, phase: str) -> dict[str, float]:
-        """Return the scores of the current weights; `phase` is "before", "during" or "after". Collective."""
+    def run(self, step: int, phase: str) -> dict[str, Any]:
+        """Return the scores of the current weights; `phase` is "before", "during" or "after". Collective.
+
+        Rank 0 also has `eval/failure`, if the reward function failed for an answer.
+        """
         self._weights.sync()
         with self._clock.phase("eval"):
             found = evaluate.run(self._worker, self._data.unseen, self._data.unseen_count, self._config)
         exchange = self._worker.ranks.exchange
         self._observers.samples(step, phase, exchange.gather_samples(found.greedy, self._config.tracking.samples))
         rows = evaluate.rows(exchange, found, self._config, step)
+        scores: dict[str, Any] = {**found.scores}
         if rows:  # on rank 0
             self._observers.evaluated(step, rows)
-        accuracy = found.scores["eval/accuracy"]
-        self._observers.note(f"step {step}: accuracy {accuracy:.3f} on {self._data.unseen_count} unseen prompts")
-        return found.scores
+            if failure := stored.most_common_failure(rows):
+                scores["eval/failure"] = failure
+        self._observers.note(f"step {step}: {told(scores, self._data.unseen_count)}")
+        return scores
+
+
+def told(scores: Mapping[str, Any], prompts: int) -> str:
+    """Return the result of an evaluation in a line; one of which no answer was graded has no accuracy."""
+    if why := reader.not_graded(scores):
+        return f"evaluation on {prompts} unseen prompts {why}"
+    line = f"accuracy {scores['eval/accuracy']:.3f} on {prompts} unseen prompts"
+    if part := scores.get("eval/ungraded"):
+        line += (
+            f", of which {part:.1%} were {reader.told_not_graded(scores.get('eval/failure', ''))}; they count as wrong"
+        )
+    return line

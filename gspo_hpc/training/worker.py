@@ -112,7 +112,7 @@ def _alone(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
         if code == FAILED and not debug:
             remark(f"error: {log} has the traceback, and what libraries wrote")
             return code
-    if not kept:
+    if not kept or code == REFUSED:  # a mistake of the user has no more to it than its line
         log.unlink(missing_ok=True)
     return code
 

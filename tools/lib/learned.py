@@ -13,7 +13,9 @@ def learned(run: Path) -> str:
     if not path.is_file():
         raise ValueError(f"{path} is not there: has the run made a step?")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    scores = [(record["step"], record["eval/accuracy"]) for record in records if "eval/accuracy" in record]
+    scores = [
+        (record["step"], record["eval/accuracy"]) for record in records if record.get("eval/accuracy") is not None
+    ]
     if len(scores) < 2:
         lines = [f"{run} has no evaluation before and after to compare (eval.before, eval.after)"]
     else:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text
+from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.compare import Comparison, Difference
 from gspo_hpc.evaluation.rescore import Rescored
+from gspo_hpc.evaluation.scores import Scores
 from gspo_hpc.evaluation.stored import Stored
+from gspo_hpc.runs import reader
 from gspo_hpc.system.text import counted
 
 _MOST_FAILURES = 3  # kinds of failures that are shown
@@ -48,6 +51,12 @@ def compared(found: Comparison) -> Iterator[RenderableType]:
         counts = sorted({found.first.samples, found.second.samples})
         rows.append((f"avg@{'/'.join(map(str, counts))}", *_difference(found.average)))
     yield grid(rows, wrapped=0)
+    for name, side in (("first", found.first), ("second", found.second)):
+        if count := sum(not one.greedy.graded for one in side.prompts):
+            failure = stored.most_common_failure(one.raw for one in side.prompts)
+            yield text(f"{name}: {counted(count, 'greedy answer')} {reader.told_not_graded(failure)}")
+    if found.only_first is None or found.only_second is None:
+        return
     yield text(
         f"right greedy answers of one alone: {found.only_first:,} of the first, {found.only_second:,} of the second; "
         f"McNemar's exact test: p = {found.p_value:.4g}"
@@ -60,14 +69,21 @@ def _about(side: Stored) -> str:
     return f"{step}{counted(len(side.prompts), 'prompt')}{samples}"
 
 
-def _score(scores: dict[str, float], name: str) -> str:
+def _score(scores: Scores, name: str) -> str:
     if name not in scores:
         return "0.0000" if name == "eval/ungraded" else "not known"
-    if f"{name}_low" not in scores:
-        return f"{scores[name]:.4f}"
-    return f"{scores[name]:.4f} ({scores[f'{name}_low']:.4f} to {scores[f'{name}_high']:.4f})"
+    interval = (
+        "" if scores.get(f"{name}_low") is None else f" ({scores[f'{name}_low']:.4f} to {scores[f'{name}_high']:.4f})"
+    )
+    return f"{_number(scores[name])}{interval}"
+
+
+def _number(score: float | None) -> str:
+    return "not graded" if score is None else f"{score:.4f}"
 
 
 def _difference(found: Difference) -> tuple[str, str, str, str]:
-    interval = f"{found.low:+.4f} to {found.high:+.4f}"
-    return f"{found.first:.4f}", f"{found.second:.4f}", f"{found.difference:+.4f}", interval
+    sides = _number(found.first), _number(found.second)
+    if found.difference is None:
+        return *sides, "", ""
+    return *sides, f"{found.difference:+.4f}", f"{found.low:+.4f} to {found.high:+.4f}"

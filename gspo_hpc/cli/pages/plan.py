@@ -17,6 +17,7 @@ from gspo_hpc.config.section import written
 from gspo_hpc.planning import exactness
 from gspo_hpc.planning.exactness import Exactness
 from gspo_hpc.planning.plan import Plan
+from gspo_hpc.planning.quantities import quantity_text
 from gspo_hpc.system.text import rounded
 
 if TYPE_CHECKING:
@@ -116,10 +117,7 @@ def page(
     yield grid(_layout(plan, config))
     yield from title("Quantities")
     yield grid(
-        (
-            (key, f"{v:,}" if isinstance(v, int) else f"{v:,.6g}", _MEANING.get(key, ""))
-            for key, v in plan.quantities.items()
-        ),
+        ((key, quantity_text(value), _MEANING.get(key, "")) for key, value in plan.quantities.items()),
         "lrl",
     )
     if plan.sources:

@@ -43,7 +43,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
         "state": [text((state.shown, _colour(state))) for state in states],
         "step": [f"{state.step}{'' if state.max_steps is None else f' of {state.max_steps}'}" for state in states],
         "reward": ["" if state.reward is None else f"{state.reward:.3f}" for state in states],
-        "accuracy": ["" if state.accuracy is None else f"{state.accuracy:.3f}" for state in states],
+        "accuracy": [_accuracy(state) for state in states],
         "from teacher": ["" if state.divergence is None else f"{state.divergence:.4f}" for state in states],
         "tokens/s": ["" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}" for state in states],
         "spent": ["" if not state.seconds_spent else duration(state.seconds_spent) for state in states],
@@ -66,7 +66,8 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
         distils = f"distils {state.distils}" if state.distils else ""
         judges = f"asked of judges: {state.judges}" if state.judges else ""
         waits = f"waits for {state.waits_for}" if state.waits_for else ""
-        for line in (state.reason, state.worry, waits, distils, judges, *_served(state)):
+        graded = f"the latest evaluation was {state.not_graded}" if state.not_graded else ""
+        for line in (state.reason, state.worry, graded, waits, distils, judges, *_served(state)):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -85,8 +86,10 @@ def _plain(state: Status) -> Iterator[str]:
     yield f"{state.run}: {state.state}{worry}" + (f" ({printable(state.reason)})" if state.reason else "")
     reward = "" if state.reward is None else f", reward {state.reward:.3f}"
     speed = "" if state.tokens_per_s is None else f", {state.tokens_per_s:,.0f} tokens/s"
-    accuracy = "" if state.accuracy is None else f", accuracy {state.accuracy:.3f}"
+    accuracy = _accuracy(state) and f", accuracy {_accuracy(state)}"
     yield f"  step {state.step}{total}{reward}{accuracy}{speed}"
+    if state.not_graded:
+        yield f"  the latest evaluation was {state.not_graded}"
     if state.seconds_spent:
         ago = (
             ""
@@ -112,6 +115,12 @@ def _plain(state: Status) -> Iterator[str]:
         yield from (f"    {text}" for text in _remedy(state))
     ended = _ended(state)
     yield f"  {state.attempts} attempt{'' if state.attempts == 1 else 's'}" + (f": {ended}" if ended else "")
+
+
+def _accuracy(state: Status) -> str:
+    if state.not_graded:
+        return "not graded"
+    return "" if state.accuracy is None else f"{state.accuracy:.3f}"
 
 
 def _colour(state: Status) -> str:

@@ -108,7 +108,7 @@ class Source(Section):
 
 
 class Data(Section):
-    """Prompts: rows of JSONL, CSV or parquet, each with text or chat messages; rewards get the other fields."""
+    """Prompts: rows of JSONL, CSV, parquet or a dataset, each with text or chat messages; rewards get other fields."""
 
     train: str | None = key(
         None,

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch.notify import addresses
@@ -109,10 +109,13 @@ class Notices:
         if records:
             of = f" of {self._max_steps:,}" if self._max_steps else ""
             parts.append(f"step {records[-1]['step']:,}{of}")
-        for name, key in (("reward", "reward"), ("accuracy", "eval/accuracy")):
-            known = [value for record in records if (value := reader.value(record, key)) is not None]
-            if known:
-                parts.append(f"{name} {known[-1]:.3f}")
+        if rewards := [value for record in records if (value := reader.value(record, "reward")) is not None]:
+            parts.append(f"reward {rewards[-1]:.3f}")
+        evaluated: dict[str, Any] = next((record for record in reversed(records) if "eval/accuracy" in record), {})
+        if why := reader.not_graded(evaluated):
+            parts.append(f"evaluation {why}")
+        elif (accuracy := reader.accuracy(evaluated)) is not None:
+            parts.append(f"accuracy {accuracy:.3f}")
         return ", ".join(parts)
 
     def _look(self, metrics: MetricsReader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gspo_hpc.config.schema import Config
@@ -11,7 +11,9 @@ from gspo_hpc.data import hub_data
 from gspo_hpc.data.sources import parts
 from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.evaluation import stored
+from gspo_hpc.evaluation.scores import Scores
 from gspo_hpc.models import hub
+from gspo_hpc.system.text import first_line, printable
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
 
@@ -45,7 +47,7 @@ def evaluate(
             stored.write_into(run, reached, rows, by_command=True)
         except OSError as error:  # somebody else's run: its scores are of use all the same
             remark(f"the completions are not kept, give --out FILE: {error.filename}: {error.strerror}")
-    return _shown(len(unseen), found.scores, as_json)
+    return shown(len(unseen), found.scores, stored.most_common_failure(rows), as_json)
 
 
 def _complete(config: Config) -> Config:
@@ -59,7 +61,15 @@ def _complete(config: Config) -> Config:
     return hub_data.with_files(hub.with_folder(config, teacher=False))
 
 
-def _shown(prompts: int, scores: Mapping[str, float], as_json: bool) -> str:
+def shown(prompts: int, scores: Scores, failure: str, as_json: bool) -> str:
+    """Return the scores as text or as JSON; `failure` is why answers were not graded, empty if all were."""
     if as_json:
-        return json.dumps({"prompts": prompts} | dict(scores))
-    return "\n".join(f"{name.removeprefix('eval/'):<18} {value:.4f}" for name, value in scores.items())
+        return json.dumps({"prompts": prompts, **scores} | ({"eval/failure": failure} if failure else {}))
+    # A score that is not known has no bounds to show.
+    known = {name: value for name, value in scores.items() if value is not None or not name.endswith(("_low", "_high"))}
+    rows = [
+        (name.removeprefix("eval/"), "not graded" if value is None else f"{value:.4f}") for name, value in known.items()
+    ]
+    if failure:
+        rows.append(("failure", first_line(printable(failure))))
+    return "\n".join(f"{name:<18} {text}" for name, text in rows)

@@ -190,6 +190,18 @@ def test_a_server_that_is_down_is_said_without_its_password(tmp_path: Path) -> N
     assert (tmp_path / "elsewhere.db").exists() and not (run.path / "mlflow.db").exists()
 
 
+def test_prometheus_is_said_to_lack_nothing(tmp_path: Path) -> None:
+    """It was passed over in silence, as if it had been sent what was missing."""
+    run = make_run(tmp_path / "run", {"wandb": "disabled"})
+    run.append_metrics(record(0))
+    given, why = f"tracking.prometheus={tmp_path}", "for its file has only the newest step"
+    done = sync(run, given)
+    assert done.returncode == 2 and f"tracking.prometheus: there is nothing to send, {why}" in done.stderr
+    done = sync(run, given, "tracking.tensorboard=true")
+    assert done.returncode == 0 and "sent 1 record" in done.stdout
+    assert f"Prometheus: nothing to send, {why}" in done.stdout and not list(tmp_path.glob("*.prom"))
+
+
 def test_a_run_that_goes_on_is_not_synced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"wandb": "disabled", "tensorboard": True})
     with run.lock():

@@ -12,6 +12,7 @@ import math
 import random
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,31 @@ def test_without_a_prompt_in_common_it_is_an_error_in_a_line(
     assert main(["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "have no prompt in common" in line and str(tmp_path / "b.jsonl") in line
+
+
+def ungraded(number: int) -> dict[str, Any]:
+    """A row for whose answers the function that decides failed."""
+    failed = {"reward_parts": {}, "graded": False, "right": False, "reward": 0.0, "failure": "judge: no answer"}
+    found = row(number, False, [False, False])
+    return found | {"greedy": found["greedy"] | failed, "samples": [one | failed for one in found["samples"]]}
+
+
+def test_a_side_of_which_nothing_was_graded_has_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its zero was compared: the other side came out better, with a p-value of 1e-18."""
+    evaluation(tmp_path / "a.jsonl", *(ungraded(n) for n in range(6)))
+    evaluation(tmp_path / "b.jsonl", *(row(n, n < 3, [n < 3, True]) for n in range(6)))
+    words = ["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["accuracy", "not", "graded", "0.5000"] in lines and ["avg@2", "not", "graded", "0.7500"] in lines
+    assert "first: 6 greedy answers not graded: judge: no answer" in printed and "McNemar" not in printed
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for name, second in (("accuracy", 0.5), ("avg", 0.75)):
+        assert told[name] == {"first": None, "second": second, "difference": None, "low": None, "high": None}
+    assert told["mcnemar"] == {"only_first": None, "only_second": None, "p_value": None}
+    assert (told["first"]["failure"], told["second"]["failure"]) == ("judge: no answer", None)
 
 
 @pytest.fixture

@@ -52,6 +52,10 @@ def runs(completion, *, prompt, fields, sandbox):
     return float(sandbox.settings.output_kb == 7.0)
 
 
+def always_raises(completion, *, prompt, fields):
+    raise OSError("the service is away")
+
+
 def ends(completion, *, prompt, fields):
     if fields["answer"] == 0:
         import os
@@ -145,6 +149,20 @@ def test_a_function_that_fails_is_counted(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"4 completions without a reward: {run.path.parent}/own.py:{name}: {told}" in printed
     assert "ungraded 0.2500 0.2500" in printed
+
+
+def test_where_the_new_function_fails_for_all_there_is_no_score(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had an accuracy of 0, and every right answer had become wrong."""
+    found = graded(run, capsys, own(run, "always_raises"))
+    scores = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/avg@3", "eval/avg@3_low", "eval/pass@3")
+    assert [found["new"][name] for name in scores] == [None] * len(scores) and found["new"]["eval/ungraded"] == 1.0
+    assert found["changed"] == {} and found["old"]["eval/accuracy"] == 0.25
+    assert main(["rescore", str(run.path), own(run, "always_raises")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ") not graded response_length" in printed and "became wrong" not in printed
+    assert "16 completions without a reward" in printed and "the service is away" in printed
 
 
 def test_the_page_has_both_scores(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

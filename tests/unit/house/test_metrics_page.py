@@ -39,6 +39,7 @@ PRODUCERS = {
     "evaluation/by_source.py": ("source_metrics", "source_epochs"),
     "training/observers/files.py": ("_learnt",),
     "rollout/drawing.py": ("metrics",),
+    "training/phases.py": ("run",),
     "training/loop.py": ("_log_before_first_step", "finish_step"),
     "rollout/timing.py": ("engine_metrics",),
     "data/packing.py": ("evenness",),

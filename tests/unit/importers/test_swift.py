@@ -299,13 +299,13 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, capsys: pyte
     [
         (
             "a/b",
-            "--dataset a/b: data.train takes JSONL or parquet files, also of a dataset on the hub (OWNER/NAME:FILE): "
-            "name them, or write its rows",
+            "--dataset a/b: data.train takes JSONL, CSV or parquet, and datasets as folders or on the hub "
+            "(OWNER/NAME:CONFIG/SPLIT): name them, or write its rows",
         ),
         (
             f"a/b {'x' * 50}......yyyy",
-            f"--dataset a/b {'x' * 50}…: data.train takes JSONL or parquet files, also of a dataset on the hub "
-            "(OWNER/NAME:FILE): name them, or write the rows of all of these",
+            f"--dataset a/b {'x' * 50}…: data.train takes JSONL, CSV or parquet, and datasets as folders or on the "
+            "hub (OWNER/NAME:CONFIG/SPLIT): name them, or write the rows of all of these",
         ),
     ],
 )

@@ -264,7 +264,7 @@ def test_a_grpoconfig_of_trl_counts_micro_batches_of_one_process() -> None:
         "checkpoint.interval": 50,
     }
     dropped = "\n".join(found.dropped)
-    assert "dataset_name=AI-MO/NuminaMath-TIR: data.train takes JSONL or parquet files, also of a dataset" in dropped
+    assert "dataset_name=AI-MO/NuminaMath-TIR: data.train takes JSONL, CSV or parquet, and datasets" in dropped
     assert "push_to_hub=true: nothing is sent to a hub" in dropped
     assert any("steps_per_generation counts micro-batches in TRL" in item for item in found.differs)
     one = convert(TRL_YAML)

@@ -528,6 +528,7 @@ def test_export_of_a_damaged_run_ends_in_one_line(
     expected = f"{run.config}: no such config file" if damage == "no config at all" else f"{tmp_path}/gone"
     assert [line for line in err.splitlines() if line.startswith("error: ")] and expected in err
     assert "Traceback" not in err
+    assert not (run.path / "export.log").exists(), "there is nothing in it that the line does not say"
 
 
 def test_export_and_eval_hand_their_arguments_over(tmp_path: Path, out: Path) -> None:

@@ -531,13 +531,20 @@ def test_a_file_that_may_not_be_read(project: Path, capsys: pytest.CaptureFixtur
     assert code == 2 and "Permission denied" in str(told["errors"])
 
 
-def test_rows_of_the_evaluation_are_not_graded_here(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They may lack what only a term of training asks for: `eval` says which function it grades with."""
+def test_rows_of_the_evaluation_are_graded_by_the_function_that_decides(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may lack what only a term of training asks for. Without the answer, no evaluation would be graded."""
     write_rows(project / "held_out.jsonl", {"prompt": "2 + 2 = "})
     given = ["data.eval=held_out.jsonl"]
     code, told, _ = planned(capsys, given)
+    (error,) = told["errors"]  # type: ignore[misc]
+    assert code == 2 and "number_match cannot grade held_out.jsonl:1: the data row has no field 'answer'" in error
+    assert str(trained(project, given)) == error.removeprefix("run.yaml:1: ")
+    more = ["reward.functions=[{function: length, args: {target: 20, limit: 40}}, {function: number_match}]"]
+    code, told, _ = planned(capsys, given + more)
     assert code == 0 and told["runnable"] is True and told["errors"] == [], told
-    assert trained(project, given) is None
+    assert trained(project, given + more) is None
 
 
 def test_a_reward_function_with_yield_is_refused_before_it_is_called(

@@ -333,6 +333,22 @@ def test_accuracy_and_time_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch
     assert status.read(run.path).seconds_since_step is None
 
 
+def test_an_evaluation_that_was_not_graded_is_no_zero(run: RunDir) -> None:
+    """Neither is the accuracy of an earlier one that of the weights now."""
+    run.append_metrics({"step": 0, "eval/accuracy": 0.25})
+    failed = {"eval/accuracy": None, "eval/ungraded": 1.0, "eval/failure": "judge: no\nanswer"}
+    run.append_metrics({"step": 1, "reward": 0.5, "seconds": 40.0} | failed)
+    found = status.read(run.path)
+    assert (found.accuracy, found.not_graded) == (None, "not graded: judge: no")
+    stream = io.StringIO()
+    status_page.show([found], stream)
+    assert ", accuracy not graded" in stream.getvalue()
+    assert "  the latest evaluation was not graded: judge: no\n" in stream.getvalue()
+    assert found.to_json()["accuracy"] is None
+    run.append_metrics({"step": 2, "reward": 0.5, "seconds": 40.0, "eval/accuracy": 0.5})
+    assert (status.read(run.path).accuracy, status.read(run.path).not_graded) == (0.5, "")
+
+
 def test_what_a_running_run_waits_for(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     quantities = {"num_rollout_prompts": 8, "steps_per_generation": 2, "num_iterations": 1}
     run.plan.write_text(json.dumps({"quantities": quantities}))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gspo_hpc.cli.main import main
-from gspo_hpc.config.schema import Optimizer, Rollout
+from gspo_hpc.config import yaml_text
+from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import Optimizer, Reward, RewardFunction, Rollout
 from gspo_hpc.report import compare
 from gspo_hpc.report.compare import Compared, differences, write_comparison
 from gspo_hpc.runs.directory import RunDir
@@ -35,19 +37,49 @@ def test_settings_that_differ_and_results(tmp_path: Path, capsys: pytest.Capture
     rows = re.findall(r"<tr><td>([^<]*)</td>((?:<td>[^<]*</td>)+)</tr>", html)
     table = {name: re.findall(r"<td>([^<]*)</td>", cells) for name, cells in rows}
     assert table["steps"] == ["20 of 20", "20 of 20", "7 of 20"]
-    assert table["reward, first and last tenth"][1] == "0.9 → 0.9"
-    assert table["accuracy on unseen prompts"] == ["0.25 → 0.25", "0.25 → 0.75", "0.25 → 0.25"]
+    assert table["reward, first and last tenth of the rollouts"][1] == "0.9 → 0.9"
+    assert table["accuracy on unseen prompts"] == ["0.25", "0.25 → 0.75", "0.25"]
     assert table["completion tokens per second"][1] == "50" and table["optimizer.lr"] == list(found[0].cells)
     assert str(runs[0].path) in " ".join(text for _, text in page.texts), "runs of one name have their folders"
     assert not any(name in html for name in ("http://", "https://")) or "www.w3.org" in html
 
 
 def test_the_ends_of_a_run_are_means_of_a_tenth(tmp_path: Path) -> None:
-    """Three steps at each end of 30."""
+    """Three rollouts at each end of 30."""
     rewards = [0.1, 0.2, 0.3, *[0.5] * 24, 0.7, 0.8, 0.6]
-    run = read_run(made(tmp_path / "a", 1e-6, [record(step, reward=one) for step, one in enumerate(rewards, 1)]).path)
-    (found,) = [one.cells[0] for one in compare._results([run]) if one.name == "reward, first and last tenth"]
+    records = [record(step, reward=one, rollout=step) for step, one in enumerate(rewards, 1)]
+    run = read_run(made(tmp_path / "a", 1e-6, records).path)
+    (found,) = [one.cells[0] for one in compare._results([run]) if one.name.startswith("reward, ")]
     assert found == "0.2 → 0.7"
+
+
+def test_reward_functions_stand_as_in_a_config(tmp_path: Path) -> None:
+    """They were the repr of Python, with every default."""
+    one, two = (
+        Reward(functions=(RewardFunction(function="number_match"),)),
+        Reward(
+            functions=(
+                RewardFunction(function="number_match"),
+                RewardFunction(function="length", weight=0.5, args={"target": 20}),
+            )
+        ),
+    )
+    runs = [made(tmp_path / "a", 1e-6, reward=one), made(tmp_path / "b", 1e-6, reward=two)]
+    (found,) = differences([read_run(run.path) for run in runs])
+    assert found.name == "reward.functions"
+    assert found.cells[0] == "[{function: number_match}]"
+    text = found.cells[1]
+    assert text == "[{function: number_match}, {function: length, weight: 0.5, args: {target: 20}}]"
+    assert from_dict({"reward": {"functions": yaml_text.read(text)}}).reward == two, "it can be pasted into a config"
+
+
+def test_an_evaluation_that_was_not_graded_is_no_zero(tmp_path: Path) -> None:
+    failed = {"eval/accuracy": None, "eval/ungraded": 1.0, "eval/failure": "judge: no answer <b>"}
+    runs = [
+        made(tmp_path / name, 1e-6, FULL[:1] + FULL[1:7] + [FULL[7] | own]) for name, own in (("a", {}), ("b", failed))
+    ]
+    cells = {one.name: one.cells for one in compare._results([read_run(run.path) for run in runs])}
+    assert cells["accuracy on unseen prompts"] == ("0.25", "0.25 → not graded: judge: no answer <b>")
 
 
 def test_settings_that_only_a_later_run_has_differ(tmp_path: Path) -> None:

@@ -81,11 +81,14 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ({"prompt": "1+1?", "output": 2}, "prompt", "output"),
     ],
 )
-@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv"])
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "folder"])
 def test_a_data_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], prompt: str, answer: str, name: str
 ) -> None:
-    if name.endswith("jsonl"):
+    if name == "folder":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 30)
+    elif name.endswith("jsonl"):
         (tmp_path / name).write_text(f"{json.dumps(row)}\n" * 30)
     else:
         (tmp_path / name).write_text(f"{','.join(row)}\n" + f"{','.join(map(str, row.values()))}\n" * 30)
@@ -306,6 +309,7 @@ def preflight_trial(config: Config) -> str | None:
         (["mine", "--from", "rows.xlsx"], "pandas.read_excel('rows.xlsx').to_parquet('rows.parquet')"),
         (["mine", "--from", "rows.csv"], "rows.csv: no field is a prompt; it has a, b"),
         (["mine", "--from", "empty.jsonl"], "empty.jsonl: it is empty: it needs at least one row with a prompt"),
+        (["mine", "--from", "data"], "data: its first rows cannot be read: it is no folder that save_to_disk wrote"),
         (["mine", "--from", "empty.sh"], "empty.sh: it is empty"),
         (["mine", "--from", "README.md"], "README.md: this is a page or a notebook"),
         (["README.md"], "README.md: README.md is a file; name a folder for the project, or the file with --from"),
@@ -323,6 +327,7 @@ def test_what_no_project_begins_from_is_said(
         "README.md": "# A project\n",
     }.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["init", *words]) == 2
     said = capsys.readouterr().err

@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = (
         "Writes a config with comments, twenty rows of data, a reward function and a test for it into FOLDER. It asks "
         "nothing and overwrites nothing. On a machine without a GPU the config is for the CPU. With --from, the config "
-        "is made from a script or config of TRL, verl or ms-swift, or for a data file."
+        "is made from a script or config of TRL, verl or ms-swift, or for data: a file (JSONL, CSV, parquet) or the "
+        "folder of a dataset."
     )
     examples = """
         gspo-hpc init sums
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         gspo-hpc init mine --from run_grpo.sh"""
     describe(parser, text, examples)
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, default=Path(), help="default: this folder")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a script, a config, or a data file")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a script, a config, or data")
     parser.add_argument("--project", choices=_PROJECTS, help="whose script it is, if the file does not show it")
 
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{result.place}: sent {count}, steps {first} to {last}")
         else:
             has = f"it has everything up to step {result.last}" if result.last >= 0 else "the run has no record yet"
-            print(f"{result.place}: nothing to send, {has}")
+            print(f"{result.place}: nothing to send, {result.never or has}")
     if any(result.hangs for result in results):
         sys.stdout.flush()
         os._exit(FAILED)  # Python would wait for the threads of a library that hangs
