@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 NONE_RETIRED, NO_RATES = Retired(), PassRates()
 _Key = tuple[tuple[int, ...], tuple[Retirement, ...]]  # retired prompts that each epoch leaves out, and which
+MESSAGES = "prompt_messages"  # a field of prompts that a reward model reads: the messages, for its own chat template
 _CHANCE = 1  # tells the words that decide about prompts from those that order them
 _AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
 
@@ -83,6 +84,7 @@ def build_prompts(
     max_prompt_length: int,
     *,
     tools: Sequence[dict[str, Any]] = (),
+    keeps_messages: bool = False,
 ) -> list[Prompt]:
     """Return the prompts of `rows`, tokenized.
 
@@ -92,8 +94,8 @@ def build_prompts(
     not have. It shows `tools`, JSON Schemas of what the model may call. data.system_prompt is put before messages that
     have no system message. Prompts of more than `max_prompt_length` tokens are an error, are dropped, or keep their
     last tokens, as data.overlong says; those outside the `tokens` of their source are left out. A prompt's `index` is
-    its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot be built or are too
-    long, and where none is left.
+    its row's, so there are gaps where rows were dropped. With `keeps_messages` the field MESSAGES has the messages.
+    Raises ValueError for prompts that cannot be built or are too long, and where none is left.
     """
     texts: list[str] = []
     faults: list[str] = []
@@ -141,7 +143,8 @@ def build_prompts(
                 continue
             tokens = tokens[-max_prompt_length:]
             text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, row.fields))
+        fields = row.fields | {MESSAGES: _messages(row, data)} if keeps_messages else row.fields
+        prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, fields))
     for one in data.sources:
         if left_out[one.name] and left_out[one.name] == sum(find_source(row.fields, data) is one for row in rows):
             low, high = one.tokens or (0, 0)

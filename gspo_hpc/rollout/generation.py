@@ -230,7 +230,7 @@ class Generation:
         self.time.add(time.monotonic() - began, running, waited=waited)
         self.time.tokens = self._tokens()
         for group in ready:
-            if self.pool is None:
+            if self.pool is None or not self.pool.grades(group.prompt.fields):
                 self._finish(with_rewards(group, {}, self.config.reward.on_failure))
                 continue
             self._grading[group.slot] = (group, {})
