@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction, Sandbox, as_dict
+from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.rewards.calls import Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS, TURN
 from gspo_hpc.rewards.registry import is_batched
@@ -108,6 +109,8 @@ def _is_quick(term: RewardFunction) -> bool:
 def _try(
     term: RewardFunction, prompt: str, fields: Mapping[str, Any], texts: Sequence[str], sandbox: Sandbox | None = None
 ) -> Outcome:
+    if term.function == REWARD_MODEL:  # which only an engine of a run can ask
+        return Outcome(None)
     try:
         function = loaded(term, sandbox=sandbox)
     except BaseException as error:  # a user's file may raise anything, SystemExit too
