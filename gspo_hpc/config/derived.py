@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from gspo_hpc.config.constants import LORA_RANKS
-from gspo_hpc.config.schema import Adapter, Batch, Config, Data, RewardModel, Rollout, replace
+from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, replace
 
 # The layers for whose adapters vLLM has places.
 _LAYERS_WITH_PLACES = frozenset(
@@ -17,7 +17,6 @@ _LAYERS_WITH_PLACES = frozenset(
 )
 # Arguments of vLLM that follow from an engine's adapters, and the class by which they reach its workers.
 _ARGUMENTS_OF_ADAPTERS = ("lora_dtype", "lora_target_modules", "max_lora_rank", "worker_extension_cls")
-_TEMPLATE_ROOM = 1024  # tokens of a reward model's template and reply, and those by which its tokenizer needs more
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
 
@@ -192,12 +191,6 @@ def overlaps(config: Config) -> Overlaps:
 def engine_dtype(config: Config) -> str:
     """Return the dtype of an engine's weights: its own where it is given, else the trainer's."""
     return config.rollout.dtype or config.model.dtype
-
-
-def reward_model_length(config: Config, model: RewardModel) -> int:
-    """Return the tokens of the longest sequence that a reward model reads, with its reply."""
-    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
-    return model.max_length or longest + _TEMPLATE_ROOM
 
 
 def engine_itemsize(config: Config) -> int:

@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from gspo_hpc.config.derived import term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Reward, RewardFunction, Source
+from gspo_hpc.config.schema import Reward, RewardFunction, RewardModel, Source
 from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.rewards.catalogue import PEER_NAMES, TURN
+from gspo_hpc.rewards.judges import PATTERN, TEMPLATE, check_form
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
@@ -105,6 +106,7 @@ def wrong_terms(reward: Reward) -> dict[int, Mistake]:
     for number, (name, term) in enumerate(zip(part_names(reward), reward.functions, strict=True)):
         try:
             _check_term(term)
+            _check_model(reward.model_of(term))
         except ValueError as mistake:
             found[number] = Mistake(name, str(mistake), isinstance(mistake, own_code.FileAbsent))
     return found
@@ -180,6 +182,13 @@ def _check_term(term: RewardFunction) -> None:
     _check_arguments(inspect.signature(REGISTRY[term.function], eval_str=True), term.args)
     if term.function in ARGUMENT_CHECKS:
         ARGUMENT_CHECKS[term.function](**term.args)
+
+
+def _check_model(model: RewardModel | None) -> None:
+    """Raise ValueError where a generative model is asked in a way that gives no score."""
+    if model is not None and model.kind == "generative":
+        template, pattern = model.template, model.pattern
+        check_form(TEMPLATE if template is None else template, PATTERN if pattern is None else pattern)
 
 
 def _unknown(name: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from gspo_hpc.config.constants import JUDGE_REPLY_TOKENS
-from gspo_hpc.config.section import Count, FreeForm, Matching, PerNode, Positive, Section, Share, key
+from gspo_hpc.config.section import Count, FreeForm, Matching, PerNode, Positive, Section, Share, key, replace
 
+if TYPE_CHECKING:
+    from gspo_hpc.config.schema import Config
+
+_TEMPLATE_ROOM = 1024  # tokens of a model's template and reply, and those by which its tokenizer needs more
 FUNCTION = "reward_model"  # the reward function that a model is behind
 
 
@@ -60,3 +64,22 @@ class RewardModel(Section):
     max_reply_length: Count = key(JUDGE_REPLY_TOKENS, "Of a generative model: tokens of its longest reply.")
     chat_template_kwargs: FreeForm = key({}, "Variables of its chat template, such as {enable_thinking: false}.")
     engine: FreeForm = key({}, "More arguments of vllm.LLM; a null means vLLM's own default.")
+
+
+def length(config: Config, model: RewardModel) -> int:
+    """Return the tokens of the longest sequence that a model reads, with its reply."""
+    longest = config.rollout.max_prompt_length + config.rollout.max_response_length
+    return model.max_length or longest + _TEMPLATE_ROOM
+
+
+def in_place_of_policy(config: Config, model: RewardModel) -> Config:
+    """Return the run's config with a reward model, as its engine has it, in the place of the policy."""
+    rollout = replace(
+        config.rollout,
+        tensor_parallel_size=model.tensor_parallel_size,
+        dtype=model.dtype or config.model.dtype,
+        engine=model.engine | {"gpu_memory_utilization": model.gpu_memory_utilization},
+        kv_cache_gb=model.kv_cache_gb,
+    )
+    policy = replace(config.model, path=model.path, fp8=None)
+    return replace(config, model=policy, rollout=rollout, adapter=type(config.adapter)())

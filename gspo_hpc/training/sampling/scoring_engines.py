@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.config import derived
 from gspo_hpc.config.schema import Config, RewardModel
+from gspo_hpc.config.sections import reward_models
 from gspo_hpc.engine.engine import Engine, EngineSettings
 from gspo_hpc.engine.scoring.classifier import Classifier
 from gspo_hpc.engine.scoring.reading import Reader
@@ -27,9 +28,7 @@ def start(config: Config, per_node: int) -> dict[str, ScoringEngine]:
 
 def _engine(config: Config, model: RewardModel, per_node: int) -> ScoringEngine:
     kind = Classifier if model.kind == "classification" else Engine
-    return ScoringEngine(
-        kind(settings(config, model, per_node)), Reader.of(model, derived.reward_model_length(config, model))
-    )
+    return ScoringEngine(kind(settings(config, model, per_node)), Reader.of(model, reward_models.length(config, model)))
 
 
 def settings(config: Config, model: RewardModel, per_node: int) -> EngineSettings:
@@ -40,7 +39,7 @@ def settings(config: Config, model: RewardModel, per_node: int) -> EngineSetting
         model_path=model.path,
         dtype=model.dtype or config.model.dtype,
         tensor_parallel_size=model.tensor_parallel_size,
-        max_model_len=derived.reward_model_length(config, model),
+        max_model_len=reward_models.length(config, model),
         platform=config.cluster.platform,
         kv_cache_gb=model.kv_cache_gb,
         threads=threads_of(content, per_node * model.tensor_parallel_size),
