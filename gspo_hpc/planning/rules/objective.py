@@ -213,12 +213,12 @@ def _models_place(plan: PlanBuilder) -> Iterator[str]:
     for model in {model.name: model for model in models}.values():
         if model.placement == "apart":
             yield (
-                f"reward model {model.name}: placement apart, GPUs of its own, is not available yet: give colocate, or "
-                f"{served}"
+                f"reward.models {model.name}: placement apart, GPUs of its own, is not available yet: give colocate, "
+                f"or {served}"
             )
         if model.tensor_parallel_size > config.rollout.tensor_parallel_size:
             yield (
-                f"reward model {model.name}: tensor_parallel_size ({model.tensor_parallel_size}) must be at most "
+                f"reward.models {model.name}: tensor_parallel_size ({model.tensor_parallel_size}) must be at most "
                 f"rollout.tensor_parallel_size ({config.rollout.tensor_parallel_size}): its engine shares the GPUs of "
                 "an engine of the policy"
             )
@@ -243,20 +243,20 @@ def _models_kind(plan: PlanBuilder) -> Iterator[str]:
     for model in plan.config.reward.models:
         file = plan.models.file(model.path)
         if file.error:
-            yield f"reward model {model.name}: {file.error}"
+            yield f"reward.models {model.name}: {file.error}"
             continue
         names = [str(one) for one in (file.content or {}).get("architectures") or ()]
-        if not names:
+        if not names or file.note is not None:  # what comes with the package is of the model that it is named after
             continue
         classifies = any(one.endswith(("ForSequenceClassification", "ForRewardModel")) for one in names)
         if classifies != (model.kind == "classification"):
             other = "generative" if model.kind == "classification" else "classification"
             yield (
-                f"reward model {model.name} is a {names[0]}, which kind {model.kind} does not take: give kind {other}"
+                f"reward.models {model.name} is a {names[0]}, which kind {model.kind} does not take: give kind {other}"
                 + (" with a template that asks for the score" if other == "generative" else "")
             )
         elif classifies and (labels := _labels(file.content or {})) != 1:
-            yield f"reward model {model.name} has {labels} labels: it must have one, whose logit is the score"
+            yield f"reward.models {model.name} has {labels} labels: it must have one, whose logit is the score"
 
 
 def _labels(content: Mapping[str, Any]) -> int:
@@ -275,8 +275,8 @@ def _models_division(plan: PlanBuilder) -> Iterator[str]:
     for model in plan.config.reward.models:
         own = PlanBuilder(reward_models.in_place_of_policy(plan.config, model), None, plan.models)
         for message in (message for name in rules for message in registry.rules()[name].check(own)):
-            named = message.replace("rollout.tensor_parallel_size", "tensor_parallel_size")
-            yield f"reward model {model.name}: {named}"
+            named = message.replace("rollout.", "").replace("of the model", "of this model")
+            yield f"reward.models {model.name}: {named}"
 
 
 @rule(ObjectiveRule.REWARD_MODEL_LENGTH, "a reward model takes sequences of its `max_length`, and these have room")
@@ -288,10 +288,11 @@ def _models_length(plan: PlanBuilder) -> Iterator[str]:
         most = None if found is None else max(found, key=lambda one: one.length)
         given = "max_length" if model.max_length else "max_length, by default that of the policy and 1024 more,"
         if most is not None and length > most.length:
-            yield f"reward model {model.name}: {given} is {length} and must fit {most.made} of the model"
+            yield f"reward.models {model.name}: {given} is {length} and must fit {most.made} of this model"
         if model.kind == "generative" and model.max_reply_length >= length:
             yield (
-                f"reward model {model.name}: max_reply_length ({model.max_reply_length}) must be below {given} {length}"
+                f"reward.models {model.name}: max_reply_length ({model.max_reply_length}) must be below {given} "
+                f"{length}"
             )
 
 
@@ -309,4 +310,4 @@ def _models_arguments(plan: PlanBuilder) -> Iterator[str]:
     for model in plan.config.reward.models:
         for name in model.engine:
             if name in own:
-                yield f"reward model {model.name}: engine.{name} cannot be given: it follows from {own[name]}"
+                yield f"reward.models {model.name}: engine.{name} cannot be given: it follows from {own[name]}"
