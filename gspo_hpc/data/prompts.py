@@ -46,6 +46,11 @@ def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]
     return [r for i, r in enumerate(rows) if i in chosen], [r for i, r in enumerate(rows) if i not in chosen]
 
 
+def own_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the fields that the row of a prompt has, without the messages that are kept for reward models."""
+    return {name: value for name, value in prompt.fields.items() if name != MESSAGES}
+
+
 def sizes(prompts: Sequence[Prompt], data: Data) -> dict[str, int]:
     """Return the number of prompts of each source, in their order; without sources, of all under ""."""
     if not data.sources:
