@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.prompts import own_fields
 from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.rewards.registry import part_names, source_weights
