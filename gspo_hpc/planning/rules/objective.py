@@ -248,8 +248,13 @@ def _models_kind(plan: PlanBuilder) -> Iterator[str]:
         names = [str(one) for one in (file.content or {}).get("architectures") or ()]
         if not names or file.note is not None:  # what comes with the package is of the model that it is named after
             continue
-        classifies = any(one.endswith(("ForSequenceClassification", "ForRewardModel")) for one in names)
-        if classifies != (model.kind == "classification"):
+        classifies = any(one.endswith("ForSequenceClassification") for one in names)
+        if not classifies and not any(one.endswith(("ForCausalLM", "ForConditionalGeneration")) for one in names):
+            yield (
+                f"reward.models {model.name} is a {names[0]}, which no kind takes: classification takes "
+                "...ForSequenceClassification, and generative takes ...ForCausalLM"
+            )
+        elif classifies != (model.kind == "classification"):
             other = "generative" if model.kind == "classification" else "classification"
             yield (
                 f"reward.models {model.name} is a {names[0]}, which kind {model.kind} does not take: give kind {other}"

@@ -123,6 +123,7 @@ def test_names_that_do_not_meet_are_told() -> None:
             "classification",
             "does not take: give kind generative with a template",
         ),
+        ({"architectures": ["Qwen2ForRewardModel"]}, "classification", "is a Qwen2ForRewardModel, which no kind takes"),
         ({"id2label": {"0": "a", "1": "b"}}, "classification", "has 2 labels: it must have one"),
         ({"id2label": None}, "classification", "has 2 labels"),
         ({}, "classification", None),
