@@ -28,7 +28,8 @@ class Reader:
     def of(cls, model: RewardModel, longest: int) -> Reader:
         """Return the reader of a model whose folder is there, for sequences up to so many tokens with the reply."""
         content = parse_json((Path(model.path) / "config.json").read_text("utf-8"), finite=False)
-        padding = content.get("pad_token_id") if model.kind == "classification" else None
+        text = content.get("text_config") or {}  # of models that see
+        padding = content.get("pad_token_id", text.get("pad_token_id")) if model.kind == "classification" else None
         room = longest - (model.max_reply_length if model.kind == "generative" else 0)
         return cls(model, hf_folder.tokenizer(model.path), room, padding)
 
