@@ -31,14 +31,16 @@ def make_random_model(
     std: float = 0.2,
     seed: int = 0,
     dtype: str = "float32",
+    classifies: bool = False,
 ) -> Path:
     """Write config.json, model.safetensors and the tokenizer to `out`.
 
-    A `std` of 0.2 makes random logits peaked enough that different weights greedily choose different tokens. Raises
-    ValueError for an unknown family or a vocabulary that does not hold the 95 printable characters.
+    `classifies`: a model of sequences with one label, as reward models are, and none that generates. A `std` of 0.2
+    makes random logits peaked enough that different weights greedily choose different tokens. Raises ValueError for an
+    unknown family or a vocabulary that does not hold the 95 printable characters.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     if family not in FAMILIES:
         raise ValueError(f"family {family!r} is not known: one of {', '.join(FAMILIES)}")
@@ -62,7 +64,9 @@ def make_random_model(
     elif hidden != heads * head_dim:
         raise ValueError(f"qwen2 needs hidden = heads x head_dim, not {hidden} = {heads} x {head_dim}")
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), dtype=torch.float32)
+    kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    labels = {"num_labels": 1} if classifies else {}
+    model = kind.from_config(AutoConfig.for_model(family, **settings, **labels), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases too, or a mix-up of them would not show
             if parameter.dim() == 1:
@@ -102,6 +106,9 @@ def main() -> None:
         dest="tied",
         action="store_false",
         help="give the output layer its own weights, not those of the embedding",
+    )
+    parser.add_argument(
+        "--classifies", action="store_true", help="give sequences one number instead of generating, as reward models do"
     )
     parser.add_argument("--dtype", default=defaults["dtype"], choices=DTYPES, help="type of the weights")
     parser.add_argument("--std", type=float, default=defaults["std"], help="standard deviation of the weights")

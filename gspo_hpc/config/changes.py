@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gspo_hpc.config.schema import Config, as_dict
+from gspo_hpc.config.schema import Config, RewardModel, Source, as_dict
 
 # What may differ between two attempts of one run: how long it goes, where it runs, how work is cut into pieces (which
 # is the same update, summed in another order) and what is recorded. Anything else would make it another experiment.
@@ -38,6 +39,9 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "rollout.probe_max_gap",  # what a gap between engine and trainer may be changes no update
         "rollout.probe_mean_gap",
         "rollout.engine.gpu_memory_utilization",
+        "reward.models[].tensor_parallel_size",
+        "reward.models[].gpu_memory_utilization",
+        "reward.models[].kv_cache_gb",
         "reward.workers",
         "reward.memory_gb",
         "judges.max_requests",
@@ -67,11 +71,12 @@ _NOT_GIVEN = "(not given)"
 def difference(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Return (key, old value, new value) for every key that differs, in the order of schema.py.
 
-    Free-form values such as rollout.engine are compared key by key, and so are sources of data where they are the same
-    in number and in name.
+    Free-form values such as rollout.engine are compared key by key, and so are sources of data and reward models where
+    they are the same in number and in name.
     """
-    named = [[one.name for one in config.data.sources] for config in (old, new)]
-    before, after = (_flat(config, by_source=named[0] == named[1]) for config in (old, new))
+    names = [{key: [one.name for one in listed] for key, listed in _named(config)} for config in (old, new)]
+    same = frozenset(key for key in names[0] if names[0][key] == names[1][key])
+    before, after = (_flat(config, same) for config in (old, new))
     pairs = [(key, before.get(key, _NOT_GIVEN), after.get(key, _NOT_GIVEN)) for key in before | after]
     # Compared as JSON, which tells 1 from 1.0 and from true.
     return [row for row in pairs if json.dumps(row[1], sort_keys=True) != json.dumps(row[2], sort_keys=True)]
@@ -79,7 +84,7 @@ def difference(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 def may_change(key: str) -> bool:
     """Return True if a key may differ between two attempts of one run."""
-    return key in MAY_CHANGE or f"{key.split('.')[0]}.*" in MAY_CHANGE
+    return re.sub(r"\[\d+\]", "[]", key) in MAY_CHANGE or f"{key.split('.')[0]}.*" in MAY_CHANGE
 
 
 def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
@@ -97,14 +102,20 @@ def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     return [row for row in difference(old, new) if not may_change(row[0]) or row[0] in refused]
 
 
-def _flat(config: Config, *, by_source: bool = False) -> dict[str, Any]:
-    """Return the value of every dotted key, in order; mappings are taken apart, and on request sources of data."""
+def _named(config: Config) -> Iterator[tuple[str, Sequence[Source | RewardModel]]]:
+    """Yield the keys whose values are lists of sections with names, and these."""
+    yield "data.sources", config.data.sources
+    yield "reward.models", config.reward.models
+
+
+def _flat(config: Config, lists: frozenset[str]) -> dict[str, Any]:
+    """Return the value of every dotted key, in order; mappings are taken apart, and `lists` of sections."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and (value or prefix.count(".") < 2):  # an empty mapping inside is a value
             for key, item in value.items():
                 yield from walk(f"{prefix}.{key}", item)
-        elif by_source and prefix == "data.sources":
+        elif prefix in lists:
             for number, item in enumerate(value):
                 yield from ((f"{prefix}[{number}].{key}", one) for key, one in item.items())
         else:

@@ -38,7 +38,7 @@ COLLAPSED = 0.05
 LOST_TEACHER, NEAR_TEACHER = 2.0, 0.01
 # Parts of a step whose seconds are in its record (seconds/NAME): reward_wait is a part of generate; the last two come
 # after the record is made.
-STEP_PHASES = ("generate", "reward_wait", "old_logprobs", "reference", "update", "sync")
+STEP_PHASES = ("generate", "reward_wait", "reward_model", "old_logprobs", "reference", "update", "sync")
 PHASES = (*STEP_PHASES, "save", "eval")
 # Rows of an embedding to which an adapter is added at once, in fp32 (policy/adapters/lora.py).
 MERGED_ROWS = 4096

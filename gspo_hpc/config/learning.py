@@ -29,6 +29,7 @@ from gspo_hpc.config.section import (
     checked,
     key,
 )
+from gspo_hpc.config.sections.reward_models import FUNCTION, RewardModel
 
 _TOP_K = "must be 1 or more, or -1 for all tokens"
 TopK = Annotated[
@@ -188,6 +189,9 @@ class Reward(Section):
     """Reward functions, which run in a pool of processes while generation goes on."""
 
     functions: Annotated[tuple[RewardFunction, ...], Listed] = key((), "The terms of the reward, which are summed.")
+    models: Annotated[tuple[RewardModel, ...], Listed] = key(
+        (), "Models that score completions on engines of the run, for the reward function reward_model."
+    )
     workers: Count = key(2, "Processes of the pool.")
     timeout: Positive = key(
         10.0,
@@ -201,6 +205,19 @@ class Reward(Section):
     on_failure: Literal["exclude", "zero"] = key(
         "exclude", "After a reward function has failed, exclude the completion, or count its reward as zero."
     )
+
+    def model_of(self, term: RewardFunction) -> RewardModel | None:
+        """Return the model that scores for a term: the one it names, or the only one; None where there is none such."""
+        name = term.args.get("model", "")
+        if term.function != FUNCTION or not (name or len(self.models) == 1):
+            return None
+        return next((one for one in self.models if one.name == name or not name), None)
+
+    @property
+    def scored(self) -> dict[int, RewardModel]:
+        """The models that score for terms, by the positions of these; without terms whose model is not there."""
+        found = {number: self.model_of(term) for number, term in enumerate(self.functions)}
+        return {number: model for number, model in found.items() if model is not None}
 
 
 class Judges(Section):

@@ -48,6 +48,7 @@ from gspo_hpc.config.machine import (
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 from gspo_hpc.config.sections.data import Data, Source
+from gspo_hpc.config.sections.reward_models import RewardModel
 
 __all__ = [
     "Adapter",
@@ -70,6 +71,7 @@ __all__ = [
     "Platform",
     "Reward",
     "RewardFunction",
+    "RewardModel",
     "Rollout",
     "Run",
     "Sandbox",

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 NONE_RETIRED, NO_RATES = Retired(), PassRates()
 _Key = tuple[tuple[int, ...], tuple[Retirement, ...]]  # retired prompts that each epoch leaves out, and which
+MESSAGES = "prompt_messages"  # a field of prompts that a reward model reads: the messages, for its own chat template
 _CHANCE = 1  # tells the words that decide about prompts from those that order them
 _AT_ONCE = 10_000  # prompts that are tokenized between two signs of life
 
@@ -43,6 +44,11 @@ def split(rows: list[Row], data: Data, seed: int) -> tuple[list[Row], list[Row]]
     drawn = np.argsort(np.random.PCG64([seed, len(rows)]).random_raw(len(rows)), kind="stable")
     chosen = set(drawn[:kept].tolist())
     return [r for i, r in enumerate(rows) if i in chosen], [r for i, r in enumerate(rows) if i not in chosen]
+
+
+def own_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the fields that the row of a prompt has, without the messages that are kept for reward models."""
+    return {name: value for name, value in prompt.fields.items() if name != MESSAGES}
 
 
 def sizes(prompts: Sequence[Prompt], data: Data) -> dict[str, int]:
@@ -83,6 +89,7 @@ def build_prompts(
     max_prompt_length: int,
     *,
     tools: Sequence[dict[str, Any]] = (),
+    keeps_messages: bool = False,
 ) -> list[Prompt]:
     """Return the prompts of `rows`, tokenized.
 
@@ -92,8 +99,8 @@ def build_prompts(
     not have. It shows `tools`, JSON Schemas of what the model may call. data.system_prompt is put before messages that
     have no system message. Prompts of more than `max_prompt_length` tokens are an error, are dropped, or keep their
     last tokens, as data.overlong says; those outside the `tokens` of their source are left out. A prompt's `index` is
-    its row's, so there are gaps where rows were dropped. Raises ValueError for prompts that cannot be built or are too
-    long, and where none is left.
+    its row's, so there are gaps where rows were dropped. With `keeps_messages` the field MESSAGES has the messages.
+    Raises ValueError for prompts that cannot be built or are too long, and where none is left.
     """
     texts: list[str] = []
     faults: list[str] = []
@@ -141,7 +148,8 @@ def build_prompts(
                 continue
             tokens = tokens[-max_prompt_length:]
             text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, row.fields))
+        fields = row.fields | {MESSAGES: _messages(row, data)} if keeps_messages else row.fields
+        prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, fields))
     for one in data.sources:
         if left_out[one.name] and left_out[one.name] == sum(find_source(row.fields, data) is one for row in rows):
             low, high = one.tokens or (0, 0)

@@ -61,6 +61,6 @@ MISMATCH = re.compile(
 )
 ENGINE_DEATH = re.compile(r"engine died \((.*?)\); restart")
 ENGINE_LOST = re.compile(r"EngineLost|died \d+ times \(faults\.max_engine_restarts")
-CHANGED = re.compile(r"was started with another config|is not the file .* was started with")
+CHANGED = re.compile(r"was started with another config|is not the (?:file|folder) .* was started with")
 GIVES_UP = re.compile(r"gives up: ")
 UNGRADED = "no completion of the first rollout"  # in the refusal of a run whose reward functions all fail

@@ -47,7 +47,7 @@ def findings(config: Config, *, load_functions: bool = True) -> list[Finding]:
     if _reward_functions(section, config, first, load_functions):
         _odd_rows(section, config, looked)
     _environment(section, config, first, load_functions)
-    may_be_elsewhere = (preflight.teacher, preflight.prometheus)
+    may_be_elsewhere = (preflight.teacher, preflight.reward_models, preflight.prometheus)
     for check in (preflight.notifications, preflight.observers, *may_be_elsewhere, preflight.run_directory):
         for problem in check(config):
             text = "; ".join(line.strip() for line in f"{problem.key}: {problem.text}".splitlines())

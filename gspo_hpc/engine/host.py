@@ -183,6 +183,17 @@ class Host:
             found |= {output.request_id: output for output in self._advance() if output.request_id in names}
         return [found[name] for name in names]
 
+    def classify(self, names: Sequence[str], sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the logits of each of these sequences, one for each label of the model."""
+        from gspo_hpc.engine import compat, requests
+
+        for name, tokens in zip(names, sequences, strict=True):
+            self._llm.llm_engine.add_request(name, compat.token_prompt(tokens), requests.logits())
+        found: dict[str, list[float]] = {}
+        while len(found) < len(sequences):
+            found |= {one.request_id: one.outputs.data.tolist() for one in self._advance() if one.finished}
+        return [found[name] for name in names]
+
     def ask_workers(self, method: str) -> list[Any] | None:
         """Return what each worker answers to a method of WorkerMethods that takes nothing.
 

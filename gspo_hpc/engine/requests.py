@@ -147,3 +147,10 @@ def probe(prompt_logprobs: int | None = 0) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def logits() -> Any:
+    """Return the vllm.PoolingParams of a sequence that is classified: its logits as they are, without a sigmoid."""
+    from vllm import PoolingParams
+
+    return PoolingParams(task="classify", use_activation=False)

@@ -51,6 +51,10 @@ _CPU = {
 # The trainer adds logits up in fp32. Rounded to 16 bits, a log-prob is off by up to 0.06 where |logit| is 16.
 HEAD_DTYPE = "float32"
 
+# Hidden size from which an engine on a CPU has more than one thread. Operations of a smaller model take microseconds,
+# of which a second thread saves little on idle cores; where anything else wants a core, every operation waits for it.
+_WIDE = 256
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -98,8 +102,15 @@ class EngineSettings:
     dequantized: bool = False  # weights are quantized in the folder, and sent in `dtype`: the engine computes in that
     batch_invariant: bool = False  # completions do not depend on what else is in the batch; GPUs only
     adapters: EngineAdapters | None = None  # it computes nothing before its owner has sent these as well
+    classifies: bool = False  # a model of sequences, which gives a number for each and generates nothing
     report_experts: bool = False  # have vLLM report every token's experts, for the trainer to replay; GPUs only
     engine_args: dict[str, Any] = field(default_factory=dict)
+
+
+def threads_of(model: Mapping[str, Any], workers: int) -> int:
+    """Return the threads of each of so many workers on the CPUs of a node; `model` is its config.json."""
+    cores = len(os.sched_getaffinity(0)) if model.get("hidden_size", _WIDE) >= _WIDE else 1
+    return max(1, cores // workers)
 
 
 @functools.cache
@@ -130,13 +141,18 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "max_model_len": settings.max_model_len,
         "seed": settings.seed,
-        "logprobs_mode": "raw_logprobs" if settings.whole_distribution else "processed_logprobs",
-        "weight_transfer_config": {"backend": backend},
-        "worker_extension_cls": EXTENSION,
         "enable_prefix_caching": True,  # the samples of a group share their prompt
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if settings.classifies:
+        values |= {"runner": "pooling", "convert": "classify"}
+    else:
+        values |= {
+            "logprobs_mode": "raw_logprobs" if settings.whole_distribution else "processed_logprobs",
+            "weight_transfer_config": {"backend": backend},
+            "worker_extension_cls": EXTENSION,
+        }
     if settings.platform == "cpu":
         values |= {
             "enforce_eager": True,  # compiling takes a minute and longer
@@ -145,8 +161,9 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
             # Where a prompt is computed in parts, vLLM takes back what each part drew of the request's random numbers,
             # which those of a CPU cannot (0.32): the engine dies. A prompt, or what is continued, waits for its turn.
             "enable_chunked_prefill": False,
-            "kv_transfer_config": _GROUP_PROMPTS,
         }
+        if not settings.classifies:
+            values["kv_transfer_config"] = _GROUP_PROMPTS
         if settings.tensor_parallel_size == 1:
             values["distributed_executor_backend"] = compat.IN_PROCESS_EXECUTOR
     else:
@@ -165,7 +182,7 @@ def arguments(settings: EngineSettings, backend: str) -> dict[str, Any]:
         values["enable_return_routed_experts"] = True
     given = dict(settings.engine_args)
     own: dict[str, Any] = {"quantization_config": None} if settings.dequantized else {}
-    if settings.dtype != "float32":
+    if settings.dtype != "float32" and not settings.classifies:  # a head that classifies is in fp32 in any case
         own["head_dtype"] = HEAD_DTYPE
     overrides = given.get("hf_overrides", {})
     if own and isinstance(overrides, dict):

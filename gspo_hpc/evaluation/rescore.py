@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
@@ -88,6 +89,12 @@ def _check(config: Config) -> None:
     if not functions:
         raise ValueError(
             "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
+        )
+    if REWARD_MODEL in functions:
+        kept = [f"{{function: {one}}}" for one in dict.fromkeys(functions) if one != REWARD_MODEL]
+        raise ValueError(
+            "reward.functions has reward_model, and reward models score in engines, which rescore does not start: give "
+            f"functions alone, such as 'reward.functions=[{', '.join(kept) or '{function: number_match}'}]'"
         )
     if config.eval.reward and config.eval.reward not in functions:
         raise ValueError(

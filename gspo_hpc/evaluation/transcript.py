@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.prompts import own_fields
 from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.rewards.registry import part_names, source_weights
@@ -30,7 +31,7 @@ def as_json(graded: Graded, config: Config) -> str:
                     "row": group.prompt.index,
                     "prompt": group.prompt.text,
                     "prompt_tokens": len(group.prompt.tokens),
-                    "fields": group.prompt.fields,
+                    "fields": own_fields(group.prompt),
                     "completions": [
                         _completion(c, None if results is None else results[i]) for i, c in enumerate(group.completions)
                     ],
@@ -49,10 +50,8 @@ def as_text(graded: Graded, config: Config) -> str:
         tokens = counted(len(prompt.tokens), "token")
         lines.append(f"prompt {number} of {len(graded)}: row {prompt.index}, {tokens}")
         lines += _indented(prompt.text)
-        if prompt.fields:
-            lines.append(
-                f"  fields: {shortened(printable(json.dumps(prompt.fields, ensure_ascii=False)), FIELDS_LENGTH)}"
-            )
+        if fields := own_fields(prompt):
+            lines.append(f"  fields: {shortened(printable(json.dumps(fields, ensure_ascii=False)), FIELDS_LENGTH)}")
         for index, completion in enumerate(group.completions):
             reward = "" if results is None else f"{_reward(results[index], config, prompt)}; "
             lines.append(f"completion {index + 1} of {len(group.completions)}: {reward}{_end(completion)}")

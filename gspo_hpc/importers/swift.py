@@ -13,7 +13,7 @@ from gspo_hpc.importers import adapters, prompt_texts
 from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation
-from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, rollouts, teachers
+from gspo_hpc.importers.objective import advantages, corrections, groups, loss_types, reward_models, rollouts, teachers
 from gspo_hpc.importers.placement import swift as placement
 from gspo_hpc.importers.scripts.script import Command
 from gspo_hpc.importers.versions import swift as versions
@@ -282,7 +282,7 @@ def generation(draft: Draft) -> None:
     prompt_texts.of_base(draft)
     prompt_texts.of_ray(draft, response)
     placement.served(draft)
-    parts.rewards(draft, "reward_funcs", "reward_weights")
+    reward_models.of_swift(draft)
     graded = ("reward_funcs", "reward_model", "reward_model_plugin", "teacher_model")
     if not any(name in draft.values for name in graded):
         draft.assumed.append(

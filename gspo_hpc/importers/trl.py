@@ -15,7 +15,7 @@ from gspo_hpc.importers import parts as parts
 from gspo_hpc.importers.draft import Draft
 from gspo_hpc.importers.hf import evaluation, precision
 from gspo_hpc.importers.inputs import yaml_value
-from gspo_hpc.importers.objective import bonuses, corrections, loss_types, rollouts, teachers, unsloth
+from gspo_hpc.importers.objective import bonuses, corrections, loss_types, reward_models, rollouts, teachers, unsloth
 from gspo_hpc.importers.placement import servers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.scripts.script import Command
@@ -225,7 +225,7 @@ def _generation(draft: Draft) -> None:
     prompt_texts.messages_alone(draft, _MADE_INTO_MESSAGES)
     if draft.given("max_prompt_length") or is_unset(draft.values.get("max_prompt_length")):
         trl_effects.truncated(draft)
-    parts.rewards(draft, "reward_funcs", "reward_weights")
+    reward_models.of_trl(draft)
 
 
 def length(draft: Draft, update: int, rows: int | None, style: str, rate: float, told: str = "") -> None:

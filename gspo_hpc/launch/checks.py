@@ -155,5 +155,5 @@ def check_model(config: Config, tried: set[str] | None = None) -> None:
     Then the prompts are tokenized, if that is possible here: ValueError for those that are too long, as a rank raises
     it. `tried` is that of :func:`gspo_hpc.launch.prompt_lengths.check`.
     """
-    preflight.refuse(config, [preflight.model, preflight.teacher, preflight.adapter])
+    preflight.refuse(config, preflight.FOLDERS)
     prompt_lengths.check(config, tried)

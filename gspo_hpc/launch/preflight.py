@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, RewardModel
+from gspo_hpc.config.sections.reward_models import in_place_of_policy
 from gspo_hpc.launch import grading, mounts
 
 if TYPE_CHECKING:
@@ -71,13 +72,9 @@ def notifications(config: Config) -> Iterator[Problem]:
                 text = f"{place}: apprise knows no service of address {number}"
                 yield Problem("notify.urls", text, "correct it; addresses look like SERVICE://..., such as json://HOST")
         except addresses.AddressAbsent as mistake:
-            yield Problem("notify.urls", _bare(mistake), absent="A run needs it")
+            yield Problem("notify.urls", str(mistake).removeprefix("notify.urls: "), absent="A run needs it")
         except ValueError as mistake:
-            yield Problem("notify.urls", _bare(mistake))
-
-
-def _bare(mistake: ValueError) -> str:
-    return str(mistake).removeprefix("notify.urls: ")
+            yield Problem("notify.urls", str(mistake).removeprefix("notify.urls: "))
 
 
 def reward_functions(config: Config) -> Iterator[Problem]:
@@ -250,7 +247,13 @@ def teacher(config: Config) -> Iterator[Problem]:
             yield Problem("algorithm.teacher", f"{its} has another tokenizer than model.path {own}: {differs}")
 
 
-def _model(config: Config, key: str) -> Iterator[Problem]:
+def reward_models(config: Config) -> Iterator[Problem]:
+    """Check the folders of reward models."""
+    for number, one in enumerate(config.reward.models):
+        yield from _model(in_place_of_policy(config, one), f"reward.models[{number}].path", one)
+
+
+def _model(config: Config, key: str, scores: RewardModel | None = None) -> Iterator[Problem]:
     """Check the folder of a config's model, which the setting `key` names."""
     path = config.model.path
     if path is None:
@@ -268,8 +271,8 @@ def _model(config: Config, key: str) -> Iterator[Problem]:
             return
     from gspo_hpc.models import model_folder
 
-    unreadable = _plan_says(config)
-    for check, text, fix, absent in model_folder.problems(config):
+    unreadable = scores is None and _plan_says(config)
+    for check, text, fix, absent in model_folder.problems(config, scores):
         if check != "model" or not unreadable:
             yield Problem(key, text.removeprefix("model.path "), fix, "A run needs it" if absent else "")
 
@@ -390,5 +393,6 @@ def rows(config: Config, most_bytes: float = math.inf) -> int | None:
 
 
 INPUTS: tuple[Check, ...] = (notifications, reward_functions, environments, observers, data)
-CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, model, teacher, adapter, run_directory, run_place, batch_script)
+FOLDERS: tuple[Check, ...] = (model, teacher, reward_models, adapter)
+CHECKS: tuple[Check, ...] = (*INPUTS, prometheus, *FOLDERS, run_directory, run_place, batch_script)
 ON_THIS_MACHINE: tuple[Check, ...] = (accelerators, prometheus)  # of a run whose ranks are started here

@@ -60,12 +60,12 @@ def folder(name: str, key: str = "model.path") -> Path:
 
 
 def with_folder(config: Config, *, teacher: bool = True) -> Config:
-    """Return the config with the folders of its model and its teacher, which are downloaded if they are hub names.
+    """Return the config with the folders of its models, which are downloaded if they are hub names.
 
     Raises ValueError if there is no such folder, and the hub cannot give it. Without `teacher` the config has none, for
     commands that do not train.
     """
-    config = _with_model(config, _found)
+    config = _with_reward_models(_with_model(config, _found), _found)
     return _with_teacher(config, _found) if teacher else replace(config, algorithm=_taught_by(config, None))
 
 
@@ -74,6 +74,15 @@ def _with_model(config: Config, find: Callable[[str, str], str]) -> Config:
     if path is None or (found := find(path, "model.path")) == path:
         return config
     return replace(config, model=replace(config.model, path=found))
+
+
+def _with_reward_models(config: Config, find: Callable[[str, str], str]) -> Config:
+    models = config.reward.models
+    found = [find(one.path, f"reward.models[{number}].path") for number, one in enumerate(models)]
+    if found == [one.path for one in models]:
+        return config
+    placed = tuple(replace(one, path=path) for one, path in zip(models, found, strict=True))
+    return replace(config, reward=replace(config.reward, models=placed))
 
 
 def _with_teacher(config: Config, find: Callable[[str, str], str]) -> Config:
@@ -106,8 +115,8 @@ def not_a_folder(path: str) -> str | None:
 
 
 def with_cached_folder(config: Config) -> Config:
-    """Return the config with the cached folders of its model and its teacher, of each that is there as a whole."""
-    return _with_teacher(_with_model(config, _cached), _cached)
+    """Return the config with the cached folders of its models, of each that is there as a whole."""
+    return _with_teacher(_with_reward_models(_with_model(config, _cached), _cached), _cached)
 
 
 def _cached(path: str, key: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, RewardModel, replace
 from gspo_hpc.models import architecture, weight_table
 from gspo_hpc.models.weight_files import INDEX, SINGLE, paths, read_header
 from gspo_hpc.system.text import MALFORMED, first_line, parse_json
@@ -26,8 +26,13 @@ class Problem(NamedTuple):
     absent: bool = False  # the folder has no weights: a model that is planned here, and is whole where it is trained
 
 
-def problems(config: Config) -> list[Problem]:
-    """Return what keeps the folder `model.path` from being trained; an empty list if nothing is wrong."""
+def problems(config: Config, scores: RewardModel | None = None) -> list[Problem]:
+    """Return what keeps the folder `model.path` from being trained; an empty list if nothing is wrong.
+
+    `scores`: it is the folder of this reward model, which is not trained.
+    """
+    if scores is not None:
+        return _scoring_problems(config, scores)
     assert config.model.path is not None
     folder = Path(config.model.path)
     try:
@@ -40,6 +45,32 @@ def problems(config: Config) -> list[Problem]:
     if found[0] is not None and not found[0].absent:
         elsewhere = False  # a folder of something else
     return [one._replace(absent=one.absent and elsewhere) for one in found if one is not None]
+
+
+def _scoring_problems(config: Config, model: RewardModel) -> list[Problem]:
+    """Return what keeps the folder `model.path` of a config from being used as that of a reward model by an engine.
+
+    Which families and tensors it has is the engine's business; the plan looks at what its config.json says it is.
+    """
+    assert config.model.path is not None
+    folder = Path(config.model.path)
+    own, needs = model.chat_template_kwargs.get("chat_template"), model.kind == "generative"
+    data = replace(config.data, chat_template=needs and not own)
+    found: list[Problem | None] = []
+    try:
+        if not (folder / "config.json").is_file():
+            text = f"{folder} has no config.json: it is no Hugging Face model folder"
+            found.append(Problem("model", text, "give the folder that has config.json, the weights and the tokenizer"))
+        found += [weights(folder), tokenizer(folder, replace(config, data=data))]
+    except OSError as error:
+        return [Problem("model", f"{folder} cannot be read: {error.strerror}", "give a folder that you may read")]
+    fix = "give a generative reward model that has one, or chat_template in its chat_template_kwargs"
+    lacks = "no chat template, but data.chat_template is true"
+    return [
+        one._replace(text=one.text.replace(lacks, "no chat template"), fix=fix if lacks in one.text else one.fix)
+        for one in found
+        if one is not None
+    ]
 
 
 def sizes(folder: Path, config: Config) -> Problem | None:

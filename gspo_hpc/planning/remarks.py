@@ -113,6 +113,9 @@ def _notes(plan: PlanBuilder) -> Iterator[str]:
         yield plan.model_file.note
     if plan.config.algorithm.has_teacher and (note := plan.models.file(plan.config.algorithm.teacher).note):
         yield f"The teacher: {note}"
+    for model in plan.config.reward.models:
+        if note := plan.models.file(model.path).note:
+            yield f"The reward model {model.name}: {note}"
     if (arch := plan.architecture) is not None and arch.about:
         yield f"Not all of this model is counted exactly: {arch.about}."
     if samples_part_of_distribution(plan.config.rollout):

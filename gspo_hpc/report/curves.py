@@ -15,7 +15,10 @@ from gspo_hpc.report.charts import Chart, Drawn, Line, ReadOut, line_chart, stac
 from gspo_hpc.report.scales import Values, moving_average
 from gspo_hpc.runs.reader import RunData, value
 
-PHASE_NAMES = {"reward_wait": "waiting for rewards", "old_logprobs": "old log-probs", "eval": "evaluation"}
+PHASE_NAMES = {
+    **{"reward_wait": "waiting for rewards", "reward_model": "reward models"},
+    **{"old_logprobs": "old log-probs", "eval": "evaluation"},
+}
 NARROW, WIDE, FULL = 400, 824, 1248  # pixels of one, two and three columns; the text of all is then equally large
 FEW_STEPS = 12  # fewer steps than this are shown without a moving average
 
@@ -233,7 +236,8 @@ def _phases(run: RunData) -> list[Figure]:
     known = [math.fsum(one or 0.0 for one in column) for column in zip(*parts.values(), strict=True)]
     whole = [value(record, "seconds") or 0.0 for record in records]
     parts["other"] = [max(0.0, total - sure) for total, sure in zip(whole, known, strict=True)]
-    colors = {name: f"p{index}" for index, name in enumerate(parts)}
+    scored = PHASE_NAMES["reward_model"]  # which few runs have: the last colour is its own
+    colors = {name: f"p{index}" for index, name in enumerate(sorted(parts, key=lambda name: name == scored))}
     sums = {name: math.fsum(one or 0.0 for one in values) for name, values in parts.items()}
     total = math.fsum(sums.values())
     if total <= 0:

@@ -1,7 +1,7 @@
 """The reward functions ("graders") that come with the package: those of numbers and of exact text stand here.
 
 Files beside this one have the others: mathematics.py, choices.py, formats.py, gym.py, texts.py, judges.py and
-programs/code.py. All are imported here.
+programs/code.py; models/function.py has the one that engines of the run score. All are imported here.
 
 A reward function is a plain function
 
@@ -37,6 +37,7 @@ from gspo_hpc.rewards.catalogue import REGISTRY as REGISTRY
 from gspo_hpc.rewards.catalogue import ROW_CHECKS, field_of, reward_function
 from gspo_hpc.rewards.catalogue import Grader as Grader
 from gspo_hpc.rewards.formats import check_tag, section
+from gspo_hpc.rewards.models import function as function
 from gspo_hpc.rewards.programs import code as code
 
 

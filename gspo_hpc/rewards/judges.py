@@ -77,14 +77,7 @@ def _check(
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.netloc:
         raise ValueError(f"base_url {base_url!r} is no address such as http://host:8000/v1")
-    if "completion" not in _PLACE.findall(template):
-        raise ValueError("template has no {completion}, so the judge would not see what it judges")
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
-    if groups != 1:
-        raise ValueError(f"pattern {pattern!r} has {groups} groups: it must have one, which is the score")
+    check_form(template, pattern)
     if not isinstance(request, Mapping) or {"model", "messages", "stream"} & set(request):
         raise ValueError(f"request is {request!r}: it must be a mapping without model, messages and stream")
     for name, value, least in (
@@ -98,10 +91,33 @@ def _check(
             raise ValueError(f"{name} is {value}: it must be at least {least}")
 
 
-def _check_row(fields: Mapping[str, Any], *, template: str = TEMPLATE, **_: Any) -> None:
+def check_form(template: str, pattern: str) -> None:
+    """Raise ValueError for a template that does not show the completion, or a pattern that finds no score."""
+    if "completion" not in _PLACE.findall(template):
+        raise ValueError("template has no {completion}, so the judge would not see what it judges")
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"pattern {pattern!r} is not a valid regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"pattern {pattern!r} has {groups} groups: it must have one, which is the score")
+
+
+def message_for(template: str, prompt: str, completion: str, fields: Mapping[str, Any]) -> str:
+    """Return the message that asks for a score: the template with its places filled."""
+    values = {**fields, "prompt": prompt, "completion": completion}
+    return _PLACE.sub(lambda place: str(values.get(place[1], place[0])), template)
+
+
+def check_fields(fields: Mapping[str, Any], template: str) -> None:
+    """Raise ValueError where a template shows a field that a row does not have."""
     for name in _PLACE.findall(template):
         if name not in ("prompt", "completion"):
             field_of(fields, name)
+
+
+def _check_row(fields: Mapping[str, Any], *, template: str = TEMPLATE, **_: Any) -> None:
+    check_fields(fields, template)
 
 
 @reward_function(check=_check, check_row=_check_row, prepare=_prepare, asks_elsewhere=True)
@@ -159,8 +175,7 @@ async def judge(
         )
 
         async def score(completion: str) -> float:
-            values = {**fields, "prompt": prompt, "completion": completion}
-            message = _PLACE.sub(lambda place: str(values.get(place[1], place[0])), template)
+            message = message_for(template, prompt, completion, fields)
             return _score_of(await endpoint.reply(message), pattern, base_url)
 
         tasks = [asyncio.create_task(score(completion)) for completion in completions]
@@ -319,6 +334,11 @@ def _score_of(reply: Any, pattern: str, base_url: str) -> float:
         text = reply.choices[0].message.content or ""
     except (AttributeError, LookupError, TypeError):  # whatever else a server sends with a status of 200
         raise ValueError(f"{base_url} gave no chat completion: {_excerpt(reply)}") from None
+    return score_in(text, pattern)
+
+
+def score_in(text: str, pattern: str) -> float:
+    """Return the score in the text of a reply: what the last match of the pattern says. Raises ValueError."""
     found = re.findall(pattern, text)
     if not found:
         raise ValueError(f"the judge's reply has no score: {_excerpt(text)}")

@@ -32,21 +32,20 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from gspo_hpc.config.schema import Judges, Reward, Sandbox, Source
-from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards import spawning, worker_process
-from gspo_hpc.rewards.calls import LARGEST, Sampled, Verdict, error_text
+from gspo_hpc.rewards.calls import Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import (
+    FunctionWeights,
     asks_endpoints,
     asks_for_group,
     check,
     clipped,
     is_batched,
     part_names,
-    source_weights,
     terms_with,
     time_limit,
 )
-from gspo_hpc.rewards.results import Call, OpenCompletion, OpenGroup, RewardResult
+from gspo_hpc.rewards.results import Call, OpenCompletion, OpenGroup, RewardResult, weighted
 
 LOAD_SECONDS = 60.0  # time limit for a new process and the imports of a grader's file
 CLOSE_SECONDS = 10.0
@@ -96,8 +95,7 @@ class RewardPool:
             self._account = spending, judges or Judges()
         self._reward, self._pools, self._sandbox = reward, pools, sandbox or Sandbox()
         self._names = part_names(reward)
-        self._weights = {one.name: source_weights(reward, one) for one in sources}
-        self._all = source_weights(reward, None)
+        self._weights = FunctionWeights(reward, sources)
         self._open: dict[Hashable, OpenCompletion] = {}
         self._live: set[Call] = set()  # calls whose outcome is still needed
         self._batched = terms_with(reward, is_batched)
@@ -129,6 +127,10 @@ class RewardPool:
         """Number of submitted completions whose result was not polled yet."""
         return len(self._open)
 
+    def grades(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether any function grades prompts with these fields; else reward models alone score for them."""
+        return bool(self._weights.of(fields))
+
     def submit(
         self, key: Hashable, completion: str, response_length: int, prompt: str, fields: Mapping[str, Any]
     ) -> None:
@@ -140,7 +142,7 @@ class RewardPool:
     ) -> None:
         """Submit completions of a prompt, each with its key. Their results come one by one."""
         assert not self._closed, "the pool is closed"
-        weights = self._weights.get(fields.get(FIELD, ""), self._all)
+        weights = self._weights.of(fields)
         group = OpenGroup(keys, sampled, prompt, fields, weights)
         for index, key in enumerate(keys):
             assert key not in self._open, f"{key!r} is being graded already"
@@ -259,10 +261,8 @@ class RewardPool:
         parts = {name: entry.values[term] for term, name in enumerate(self._names) if term in entry.values}
         failure = "; ".join(entry.failures[term] for term in sorted(entry.failures)) or None
         total = 0.0
-        if failure is None:  # summed in the configuration's order, not in the order of arrival
-            total = math.fsum(weight * entry.values[term] for term, weight in entry.group.weights.items())
-            if not abs(total) <= LARGEST:
-                total, failure = 0.0, f"the weighted sum {total} is beyond {LARGEST:g}"
+        if failure is None:
+            total, failure = weighted(entry.values, entry.group.weights)
         outcomes = {name: entry.outcomes[term] for term, name in enumerate(self._names) if term in entry.outcomes}
         seconds = {self._names[term]: taken for term, taken in entry.seconds.items()}
         return RewardResult(total, parts, failure, outcomes, seconds, entry.turn)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from gspo_hpc.config.derived import term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Reward, RewardFunction, Source
+from gspo_hpc.config.schema import Reward, RewardFunction, RewardModel, Source
+from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
+from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.rewards.catalogue import PEER_NAMES, TURN
+from gspo_hpc.rewards.judges import PATTERN, TEMPLATE, check_form
 from gspo_hpc.system.text import near_miss
 
 # Parameters that every reward function may have beside its own arguments.
@@ -40,6 +43,23 @@ def source_weights(reward: Reward, source: Source | None) -> dict[int, float]:
     names = {name: number for number, name in enumerate(part_names(reward))}
     given = {names[name]: float(weight) for name, weight in source.rewards.items() if name in names}
     return dict(sorted(given.items()))
+
+
+class FunctionWeights:
+    """The weights of the terms that are functions, for the prompts of each source: reward models score the others."""
+
+    def __init__(self, reward: Reward, sources: Sequence[Source]) -> None:
+        self._by_source = {one.name: _of_functions(reward, one) for one in sources}
+        self._others = _of_functions(reward, None)
+
+    def of(self, fields: Mapping[str, Any]) -> dict[int, float]:
+        """Return the weights by term for a prompt with these fields, of which one names its source."""
+        return self._by_source.get(fields.get(FIELD, ""), self._others)
+
+
+def _of_functions(reward: Reward, source: Source | None) -> dict[int, float]:
+    found = source_weights(reward, source)
+    return {term: weight for term, weight in found.items() if reward.functions[term].function != REWARD_MODEL}
 
 
 def clipped(value: float, term: RewardFunction) -> float:
@@ -86,6 +106,7 @@ def wrong_terms(reward: Reward) -> dict[int, Mistake]:
     for number, (name, term) in enumerate(zip(part_names(reward), reward.functions, strict=True)):
         try:
             _check_term(term)
+            _check_model(reward.model_of(term))
         except ValueError as mistake:
             found[number] = Mistake(name, str(mistake), isinstance(mistake, own_code.FileAbsent))
     return found
@@ -161,6 +182,13 @@ def _check_term(term: RewardFunction) -> None:
     _check_arguments(inspect.signature(REGISTRY[term.function], eval_str=True), term.args)
     if term.function in ARGUMENT_CHECKS:
         ARGUMENT_CHECKS[term.function](**term.args)
+
+
+def _check_model(model: RewardModel | None) -> None:
+    """Raise ValueError where a generative model is asked in a way that gives no score."""
+    if model is not None and model.kind == "generative":
+        template, pattern = model.template, model.pattern
+        check_form(TEMPLATE if template is None else template, PATTERN if pattern is None else pattern)
 
 
 def _unknown(name: str) -> str:

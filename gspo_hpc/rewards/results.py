@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_hpc.data.outcomes import Outcome
-from gspo_hpc.rewards.calls import Sampled
+from gspo_hpc.rewards.calls import LARGEST, Sampled
 from gspo_hpc.rewards.catalogue import Turn
 
 
@@ -22,6 +23,15 @@ class RewardResult:
     # Of each grader's last call; one that grades a whole group took it for all of them.
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     turn: Turn | None = None  # of a call of an environment: its answer
+
+
+def weighted(values: Mapping[int, float], weights: Mapping[int, float]) -> tuple[float, str | None]:
+    """Return the weighted sum of the values by term, or 0 and why it cannot be used.
+
+    It is summed in the order of the weights, which is the configuration's, and not in that of arrival.
+    """
+    total = math.fsum(weight * values[term] for term, weight in weights.items())
+    return (total, None) if abs(total) <= LARGEST else (0.0, f"the weighted sum {total} is beyond {LARGEST:g}")
 
 
 @dataclass(frozen=True, eq=False)

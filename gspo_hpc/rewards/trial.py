@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import RewardFunction, Sandbox, as_dict
+from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.rewards.calls import Loaded, Sampled, error_text, loaded, raised
 from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE, PREPARATIONS, TURN
 from gspo_hpc.rewards.registry import is_batched
@@ -150,6 +151,8 @@ def _try_all(
 
 
 def _loaded(term: RewardFunction, sandbox: Sandbox | None) -> Loaded | Outcome:
+    if term.function == REWARD_MODEL:  # which only an engine of a run can ask
+        return Outcome(None)
     try:
         return loaded(term, sandbox=sandbox)
     except BaseException as error:  # a user's file may raise anything, SystemExit too

@@ -233,7 +233,7 @@ class Generation:
         for group in ready:
             if self._tells_weights:  # now: others may come while it is graded
                 group = group.with_piece(self.recovery.weights_version)
-            if self.pool is None:
+            if self.pool is None or not self.pool.grades(group.prompt.fields):
                 self._finish(with_rewards(group, {}, self.config.reward.on_failure))
                 continue
             self._grading[group.slot] = (group, {})

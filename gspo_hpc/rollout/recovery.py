@@ -78,16 +78,17 @@ class EngineRecovery:
         self._shares_memory, self._sleep_level = shares_memory, sleep_level
         self._in_flight = in_flight
         self.weights_version = 0  # the number of steps that had made the weights of all engines, as far as it is known
-        self._restarts = 0  # of this rank's engine
+        self._restarts = 0  # of this rank's engines
         self._served = 0  # requests for a sync
 
-    def restart(self, death: EngineDied) -> bool:
-        """Restart this rank's engine, to which the caller gives the current weights.
+    def restart(self, death: EngineDied, engine: Engine | None = None) -> bool:
+        """Restart this rank's engine, to which the caller gives the current weights, or another `engine` of this rank.
 
         Return False, with an engine that is not to be used, if a stop is requested: there is no time for it. Raises
-        EngineLost if that is one restart too many.
+        EngineLost if that is one restart too many, of all engines of this rank.
         """
-        assert self._engine is not None
+        engine = engine or self._engine
+        assert engine is not None
         reason: Exception = death
         limit = self._max_restarts
         while not self._stop_requested():
@@ -99,7 +100,7 @@ class EngineRecovery:
             self._notices.post(_DEATH, f"rank {self._rank}: {reason}")
             try:
                 with signals_default_in_children(), limited():  # START_SECONDS ends it
-                    self._engine.restart()
+                    engine.restart()
                 return not self._stop_requested()
             except RuntimeError as error:
                 reason = error

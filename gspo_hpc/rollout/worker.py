@@ -37,6 +37,7 @@ from gspo_hpc.rollout.generation import (
 )
 from gspo_hpc.rollout.notices import Notices
 from gspo_hpc.rollout.recovery import EngineRecovery
+from gspo_hpc.rollout.scoring import RewardModels
 from gspo_hpc.rollout.timing import EngineTime, engine_extremes, engine_metrics
 from gspo_hpc.runs.journal import Journal
 from gspo_hpc.system.progress import mark, waiting
@@ -84,6 +85,7 @@ class RolloutWorker:
     num_engines: int
     recovery: EngineRecovery
     stop_requested: Callable[[], bool]
+    models: RewardModels | None = None  # which score what the pool does not; None: there are none
     turns: RewardPool | None = None  # in which an environment answers; None: there is none
     replies: Replies | None = None  # with it
     toolbox: Toolbox | None = None  # what the model may call; None: nothing
@@ -131,11 +133,13 @@ class RolloutWorker:
         return Generated(mine, engine_metrics(extremes), waited, unfinished)
 
     def close(self) -> None:
-        """Close the reward pool and the engine."""
+        """Close the reward pool and the engines."""
         self.notices.close()
         for pool in (self.pool, self.turns):
             if pool is not None:
                 pool.close()
+        if self.models is not None:
+            self.models.close()
         if self.engine is not None:
             self.engine.close()
 

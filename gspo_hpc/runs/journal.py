@@ -9,6 +9,8 @@ ignored. Its group is sampled again, with the same seeds.
 Where a rollout ends before all of its groups are finished (rollout.unfinished: continue), files of the same form have
 what was sampled of the others, and finished groups that were not used. A later rollout finds each at its place.
 
+Where reward models score, a second file of a writer has the finished groups once more, each with its scores.
+
 Where the model talks with an environment, a second file of the writer has every turn of its conversations, in the same
 form: those of groups that are not finished go on behind their last turn, and no environment is asked again.
 """
@@ -39,8 +41,9 @@ from gspo_hpc.system.text import MALFORMED, parse_json
 
 _VERSION = 1
 
-# Groups that are finished; turns of conversations; what a rollout left unfinished; finished groups that it did not use.
-Kind = Literal["journal", "turns", "unfinished", "spare"]
+# Groups that are finished; turns of conversations; what a rollout left unfinished; finished groups that it did not use;
+# groups that have the scores of reward models, too.
+Kind = Literal["journal", "turns", "unfinished", "spare", "scored"]
 CARRIED: tuple[Kind, ...] = ("spare", "unfinished")  # those that a later rollout takes its groups from
 
 
@@ -132,6 +135,11 @@ def read_journals(folder: Path, fingerprint: str) -> dict[int, Group]:
 def journals(folder: Path) -> list[Path]:
     """Return the files of a rollout, in the order of their writers."""
     return sorted(folder.glob("rank-*.journal"))
+
+
+def scored(folder: Path) -> list[Path]:
+    """Return the files of a rollout whose groups have the scores of reward models, in the order of their writers."""
+    return sorted(folder.glob("rank-*.scored"))
 
 
 def read_journal(path: Path, fingerprint: str) -> dict[int, Group]:

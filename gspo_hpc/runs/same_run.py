@@ -42,12 +42,16 @@ def changes(run: RunDir, config: Config, *, most_bytes: float = math.inf) -> str
         told = before if isinstance(before, dict) else {"data.train": before}
         files += [(key, path, told.get(key), data_hash(path)) for key, path in given.items()]
     then, own = info["graders_sha256"], fingerprints(config)
-    files += [("the code of your own", name, then.get(name), own.get(name)) for name in then | own]
+    models = {one.path for one in config.reward.models}
+    files += [
+        ("the reward model" if name in models else "the code of your own", name, then.get(name), own.get(name))
+        for name in then | own
+    ]
     for what, name, before, now in files:
         if before != now:
             return (
-                f"{what} ({name}) is not the file {run.path} was started with: sha256 "
-                f"{str(before)[:12]} -> {str(now)[:12]}; restore the old file, or start another run"
+                f"{what} ({name}) is not the {'folder' if name in models else 'file'} {run.path} was started with: "
+                f"sha256 {str(before)[:12]} -> {str(now)[:12]}; restore the old one, or start another run"
             )
     return ""
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gspo_hpc.config import paths
+from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config
 from gspo_hpc.system.environment import CODE, import_root
@@ -38,14 +39,28 @@ def files(config: Config) -> dict[str, str]:
 def fingerprints(config: Config) -> dict[str, str]:
     """Return the SHA-256 of every file of a user that decides what a run learns, by its path in the config.
 
-    Files that do not exist are left out, and so are observers, which may change within a run.
+    Files that do not exist are left out, and so are observers, which may change within a run. Of a reward model's
+    folder it is that of its small files, and of the names and sizes of its weights.
     """
     found = {}
     for name, what in files(config).items():
         path = own_code.file_of(name)
         if path is not None and what != "observer" and own_code.source(path).is_file():
             found[str(path)] = hashlib.sha256(own_code.source(path).read_bytes()).hexdigest()
+    for model in config.reward.models:
+        if os.path.isdir(model.path):
+            found[model.path] = _of_model(Path(model.path))
     return found
+
+
+def _of_model(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode("utf-8", "surrogateescape"))
+        if file.suffix in (".json", ".jinja", ".txt") and size <= WHOLE_FILE_BYTES:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def take(archive: Path, *configs: Config) -> None:

@@ -23,7 +23,7 @@ from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row, load_parts
 from gspo_hpc.data.sources import parts
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
-from gspo_hpc.engine.settings import EngineAdapters
+from gspo_hpc.engine.settings import EngineAdapters, threads_of
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.peers import engine_place
 from gspo_hpc.models import adapter_table, architecture
@@ -38,16 +38,14 @@ from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.generation import always
 from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineRecovery, InFlightWeights
+from gspo_hpc.rollout.scoring import RewardModels, ScoringEngine
 from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.runs import commit, spending
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.progress import limited, waiting
 from gspo_hpc.system.signals import signals_default_in_children
 from gspo_hpc.training.probe import probe_sequences
-
-# Hidden size from which an engine on a CPU has more than one thread. Operations of a smaller model take microseconds,
-# of which a second thread saves little on idle cores; where anything else wants a core, every operation waits for it.
-_WIDE = 256
+from gspo_hpc.training.sampling import scoring_engines
 
 # Exporting and evaluating need one rank, whatever the layout of the run was. So this rank hashes a whole checkpoint by
 # itself (`whole_checkpoint`); only in training are there others to share that with.
@@ -117,7 +115,8 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     def build(rows: list[Row]) -> list[Prompt]:
         if not rows:
             return []
-        return prompts.build_prompts(rows, tokenizer, config.data, config.rollout.max_prompt_length, tools=shown)
+        longest, read = config.rollout.max_prompt_length, bool(config.reward.scored)
+        return prompts.build_prompts(rows, tokenizer, config.data, longest, tools=shown, keeps_messages=read)
 
     train = load_parts(parts.training(config.data), config.data, config.run.seed)
     unseen = load_parts(parts.unseen(config.data), config.data, config.run.seed)
@@ -193,12 +192,16 @@ def start_rollout_worker(
     per_node, place = derived.engines_per_node(config), _topology(config, ranks)
     num_engines = per_node * place.nodes
     engine = pool = turns = replies = toolbox = None
+    scoring = dict[str, ScoringEngine]()
     if engine_place(config, ranks.local_rank) == 0:
-        note("starting the vLLM engine")
-        engine = Engine(engine_settings(config, per_node, experts))
-        with signals_default_in_children(), limited():  # by the engine's own patience
+        with signals_default_in_children(), limited():  # by the engines' own patience
+            if config.reward.scored:  # first: they sleep before the policy's engine takes the GPUs
+                note("starting the engines of reward models")
+                scoring = scoring_engines.start(config, per_node)
+            note("starting the vLLM engine")
+            engine = Engine(engine_settings(config, per_node, experts))
             engine.start()
-            if config.reward.functions:
+            if set(range(len(config.reward.functions))) - config.reward.scored.keys():
                 account = None if rollouts is None else spending.file_of(rollouts.parent, ranks.rank)
                 sources, judges = config.data.sources, config.judges
                 pool = RewardPool(config.reward, num_engines, config.sandbox, sources, judges, account)
@@ -212,6 +215,21 @@ def start_rollout_worker(
     # Much longer than a rank may be silent: what holds its interpreter's lock, such as an engine's restart, holds the
     # thread too that copies notices. An error of that thread is told at once.
     notices = Notices(shared, place, patience=10 * config.faults.heartbeat_timeout)
+    recovery = EngineRecovery(
+        engine,
+        notices,
+        ranks.rank,
+        config.faults.max_engine_restarts,
+        sync_weights,
+        stop_requested=stop_requested,
+        agree=lambda values: largest(values, ranks.device),
+        shares_memory=derived.offload_trainer(config),
+        sleep_level=config.rollout.sleep_level,
+        in_flight=in_flight,
+    )
+    models = None
+    if config.reward.scored:
+        models = RewardModels(config, scoring, recovery, lambda values: largest(values, ranks.device), stop_requested)
     return RolloutWorker(
         config=config,
         ranks=ranks,
@@ -219,23 +237,13 @@ def start_rollout_worker(
         notices=notices,
         engine=engine,
         pool=pool,
+        models=models,
         turns=turns,
         replies=replies,
         toolbox=toolbox,
         num_engines=num_engines,
         prompts_come_from_outside=ranks.job_store is not None,
-        recovery=EngineRecovery(
-            engine,
-            notices,
-            ranks.rank,
-            config.faults.max_engine_restarts,
-            sync_weights,
-            stop_requested=stop_requested,
-            agree=lambda values: largest(values, ranks.device),
-            shares_memory=derived.offload_trainer(config),
-            sleep_level=config.rollout.sleep_level,
-            in_flight=in_flight,
-        ),
+        recovery=recovery,
         stop_requested=stop_requested,
         has_signal=has_signal,
         rollouts=rollouts,
@@ -264,7 +272,6 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
     """Return the settings of one of `per_node` engines of a node."""
     rollout = config.rollout
     model = architecture.planned(str(config.model.path))[0] or {}
-    cores = len(os.sched_getaffinity(0)) if model.get("hidden_size", _WIDE) >= _WIDE else 1
     return EngineSettings(
         model_path=str(config.model.path),
         dtype=derived.engine_dtype(config),
@@ -272,7 +279,7 @@ def engine_settings(config: Config, per_node: int, experts: bool) -> EngineSetti
         max_model_len=rollout.max_prompt_length + rollout.max_response_length,
         platform=config.cluster.platform,
         kv_cache_gb=rollout.kv_cache_gb,
-        threads=max(1, cores // (per_node * rollout.tensor_parallel_size)),
+        threads=threads_of(model, per_node * rollout.tensor_parallel_size),
         seed=config.run.seed % 2**32,  # vLLM takes no more; every completion has a seed of its own
         timeout=config.faults.engine_timeout,
         starts_asleep=derived.offload_trainer(config),  # the first sync needs room for the trainer's weights

@@ -17,6 +17,7 @@ from gspo_hpc.training import update
 from gspo_hpc.training.observers.base import StepObserver
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import AnyReference, Teacher
+from gspo_hpc.training.sampling.scored import with_scores_of_models
 from gspo_hpc.training.sync import Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
@@ -85,6 +86,9 @@ class WeightUser(Protocol):
     def sync(self) -> Synced:
         """Give the engines the current weights unless they have them. Collective."""
 
+    def sleep(self) -> None:
+        """Put all engines to sleep, if they share GPUs with others. Collective."""
+
 
 class Evaluator:
     """Evaluations on unseen prompts."""
@@ -98,7 +102,8 @@ class Evaluator:
         observers: StepObserver,
         clock: StepClock,
     ) -> None:
-        self._config, self._data, self._worker, self._weights = config, data, worker, weights
+        self._config, self._data, self._weights = config, data, weights
+        self._completions = with_scores_of_models(worker, weights)
         self._observers, self._clock = observers, clock
 
     @property
@@ -113,8 +118,8 @@ class Evaluator:
         """
         self._weights.sync()
         with self._clock.phase("eval"):
-            found = evaluate.run(self._worker, self._data.unseen, self._data.unseen_count, self._config)
-        exchange = self._worker.ranks.exchange
+            found = evaluate.run(self._completions, self._data.unseen, self._data.unseen_count, self._config)
+        exchange = self._completions.ranks.exchange
         self._observers.samples(step, phase, exchange.gather_samples(found.greedy, self._config.tracking.samples))
         rows = evaluate.rows(exchange, found, self._config, step)
         scores: dict[str, Any] = {**found.scores}

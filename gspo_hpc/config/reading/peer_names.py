@@ -276,9 +276,19 @@ PEER_NAMES = {
     **dict.fromkeys(
         (
             *("reward_funcs", "custom_reward_function.path", "custom_reward_function.name", "remote_rm_url"),
-            *("external_plugins", "reward.remote_url", "reward_model"),
+            *("external_plugins", "reward.remote_url"),
         ),
         "reward.functions",
+    ),
+    **dict.fromkeys(
+        (
+            "reward_model",
+            "reward_model_path",
+            "reward_model.model.path",
+            "reward_pretrain",
+            "reward_model_name_or_path",
+        ),
+        "reward.models, and a term {function: reward_model} of reward.functions",
     ),
     **dict.fromkeys(
         ("overlong_buffer_len", "overlong_penalty_factor", "soft_max_length", "soft_cache_length"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.importers import report
 from gspo_hpc.importers.draft import Draft
-from gspo_hpc.importers.objective import corrections, divergence, teachers
+from gspo_hpc.importers.objective import corrections, divergence, reward_models, teachers
 from gspo_hpc.importers.scripts.scope import is_unset
 from gspo_hpc.importers.verl_layout import ACTOR
 
@@ -32,6 +32,7 @@ def put(draft: Draft) -> None:
     estimators = ("grpo", "grpo_vectorized")
     _named(draft, "algorithm.adv_estimator", "gae", estimators, OTHER_METHOD)
     draft.credit("algorithm.name", "algorithm.adv_estimator")
+    reward_models.of_verl(draft)
     name = f"{ACTOR}.policy_loss.loss_mode"
     text = f" is another objective: {', '.join(_MODES)} have a counterpart here (vanilla is grpo)"
     _other_objectives(draft)

@@ -19,17 +19,22 @@ from gspo_hpc.config.constants import (
     TRANSFER_BUCKET_BYTES,
 )
 from gspo_hpc.config.derived import engine_itemsize, has_unseen, offload_trainer, offloaded_parts
-from gspo_hpc.config.engine_arguments import engine_setting
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.models.parts import Piece, divide_experts
 from gspo_hpc.planning.estimates import activations, adapters, devices, moments, parameters
 from gspo_hpc.planning.estimates.phases import BESIDE_ENGINES, HEADROOM, OF_ENGINES, PASSES, Phase
+from gspo_hpc.planning.estimates.serving import reward_models
+from gspo_hpc.planning.estimates.serving.reward_models import Scorer
+from gspo_hpc.planning.estimates.serving.sizes import ENGINE as ENGINE
+from gspo_hpc.planning.estimates.serving.sizes import cache_bytes_per_token as cache_bytes_per_token
+from gspo_hpc.planning.estimates.serving.sizes import cache_tokens as cache_tokens
+from gspo_hpc.planning.estimates.serving.sizes import engine_bytes as engine_bytes
+from gspo_hpc.planning.estimates.serving.sizes import engine_parts, tokens_in, weights_bytes
 from gspo_hpc.system.text import GIB
 
-# Figures of experience.
+# A figure of experience.
 CONTEXT = int(1.0 * GIB)  # CUDA's context and the workspaces of matrix products, of one process
-ENGINE = int(1.5 * GIB)  # a vLLM worker's own context, CUDA graphs and workspaces, which sleeping does not free
 
 _TRAVELLING = frozenset({"buckets", "merged_weight", "padded_vocabulary"})  # parts that end with a weight sync
 
@@ -48,6 +53,7 @@ class Estimate:
     cache_tokens: int  # that the KV cache of one engine holds; 0: there is no room for one
     sleep_level: int  # rollout.sleep_level, which `host` counts with
     host_otherwise: int  # bytes of a node's own memory, all of it, at the other sleep level
+    scorers: tuple[Scorer, ...] = ()  # engines of reward models
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name."""
@@ -132,7 +138,8 @@ def holds_state(arch: Architecture, config: Config, device: devices.Device) -> b
 
 def _beside_update(config: Config) -> int:
     """Return what is taken of a GPU in an update by others than the trainer's tensors."""
-    return _context(config) + (ENGINE if config.rollout.mode == "colocate" else 0)
+    asleep = ENGINE if config.rollout.mode == "colocate" else 0
+    return _context(config) + asleep + sum(reward_models.asleep(config).values())
 
 
 def of_evaluation(arch: Architecture, config: Config, device: devices.Device) -> Estimate:
@@ -142,7 +149,7 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
     """
     state = parameters.state(arch, config, 0)._replace(gradients=0, optimizer=0, gradient_copies=0)
     found = _estimate(arch, config, device, _Stage(0, state, {}))
-    names = ("load", "engine_start", "sync", "probe")
+    names = ("load", "engine_start", "sync", "probe", "reward_model")
     phases = [phase for phase in found.phases if phase.name in names]
     phases.append(Phase("evaluation", found.phase("generation").parts))
     host = {
@@ -155,10 +162,11 @@ def of_evaluation(arch: Architecture, config: Config, device: devices.Device) ->
 
 def _estimate(arch: Architecture, config: Config, device: devices.Device, worst: _Stage) -> Estimate:
     stage, state, passes = worst
-    engine = _engine(arch, config, device)
+    engine = engine_parts(arch, config, device)
     colocated = config.rollout.mode == "colocate"
     asleep = {"engine_asleep": ENGINE} if colocated else {}
-    own = {"cuda_and_nccl": _context(config)}
+    alone = {"cuda_and_nccl": _context(config)}
+    own = alone | reward_models.asleep(config)  # from the start of engines on
     trainer = {"weights": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
     resting = {name: size for name, size in trainer.items() if name not in offloaded_parts(config)}
     resting |= {"optimizer": 0} if "optimizer" in resting and config.memory.offload_optimizer else {}
@@ -183,11 +191,11 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
     probing |= moments.of_forward(arch, config, stage, *moments.probe_tokens(config))
     copies = {"gradient_copies": state.gradient_copies} if state.gradient_copies else {}
     stepping = Phase("optimizer_step", trainer | copies | own | asleep)
-    taught = moments.of_teacher(config, stage)
+    taught, scorers = moments.of_teacher(config, stage), reward_models.scorers(config, device)
     transit = parameters.transit(config, state)
     coming_and_going = {"transit": 2 * transit} if transit else {}  # an owner that loads sends copies from the host
     phases = (
-        Phase("load", trainer | own | coming_and_going),
+        Phase("load", trainer | alone | coming_and_going),
         *((Phase("engine_start", generation),) if colocated else ()),
         *(Phase(name, parts | own | asleep) for name, parts in passes.items()),
         *((stepping,) if config.memory.offload_optimizer or copies else ()),
@@ -197,17 +205,19 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
         Phase("probe", probing),
         Phase("generation", generation),
         *((Phase("evaluation", generation),) if _evaluates(config) else ()),
+        *((Phase("reward_model", reward_models.awake(scorers) | resting | own | asleep),) if scorers else ()),
         Phase("save", trainer | own | asleep),
     )
-    cache = _cache_tokens(arch, config, engine)
+    cache = tokens_in(arch, config, engine)
     level = config.rollout.sleep_level
     weights, copy = engine["engine_weights"], _copied(arch, config)
     choices = moments.choices(arch, config, cache)
     experts = choices.trainers, choices.generators + choices.engines
     node, otherwise = (
-        parameters.of_node(arch, config, state, weights, copy, one, experts) for one in (level, 3 - level)
+        parameters.of_node(arch, config, state, weights, copy, one, experts) | reward_models.of_node(config)
+        for one in (level, 3 - level)
     )
-    return Estimate(device.memory, stage, phases, node, cache, level, sum(otherwise.values()))
+    return Estimate(device.memory, stage, phases, node, cache, level, sum(otherwise.values()), scorers)
 
 
 def of_node(arch: Architecture, config: Config) -> dict[str, int]:
@@ -216,8 +226,10 @@ def of_node(arch: Architecture, config: Config) -> dict[str, int]:
     They depend on no GPU.
     """
     state = max(_stages(arch, config), key=lambda stage: stage.most).state
-    weights, copy = _engine_weights(arch, config), _copied(arch, config)
-    return parameters.of_node(arch, config, state, weights, copy, config.rollout.sleep_level)
+    weights, copy = weights_bytes(arch, config), _copied(arch, config)
+    return parameters.of_node(arch, config, state, weights, copy, config.rollout.sleep_level) | reward_models.of_node(
+        config
+    )
 
 
 def _copied(arch: Architecture, config: Config) -> int:
@@ -255,6 +267,8 @@ def fits(found: Estimate, config: Config) -> bool:
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     if max(found.peak.total, found.phase("generation").total) > found.card or found.cache_tokens < longest:
         return False
+    if found.scorers and (found.phase("reward_model").total > found.card or not all(one.fits for one in found.scorers)):
+        return False
     return not lacks_host_memory(found, config)
 
 
@@ -270,54 +284,10 @@ def lacks_host_memory(found: Estimate, config: Config) -> bool:
     return room is not None and parameters.least(found.host) > room
 
 
-def engine_bytes(arch: Architecture, config: Config, device: devices.Device, tokens: int) -> int:
-    """Return the bytes that an engine takes of each of its GPUs, with a cache that holds this many tokens."""
-    parts = _engine(arch, config, device)
-    return sum(parts.values()) - parts["kv_cache"] + tokens * cache_bytes_per_token(arch, config)
-
-
-def cache_tokens(arch: Architecture, config: Config, device: devices.Device) -> int:
-    """Return the tokens that the cache of an engine holds, as an estimate has them."""
-    return _cache_tokens(arch, config, _engine(arch, config, device))
-
-
-def _cache_tokens(arch: Architecture, config: Config, engine: dict[str, int]) -> int:
-    return engine["kv_cache"] // max(1, cache_bytes_per_token(arch, config))
-
-
-def cache_bytes_per_token(arch: Architecture, config: Config) -> int:
-    """Return the bytes of one token in the cache of one GPU. Heads that are fewer than an engine's GPUs are copied."""
-    heads = max(1, arch.num_key_value_heads // config.rollout.tensor_parallel_size)
-    item = engine_itemsize(config)
-    if arch.mixers:
-        parts = (mixer.cache // min(config.rollout.tensor_parallel_size, mixer.cache_heads) for mixer in arch.mixers)
-        return sum(parts) * item
-    return 2 * arch.num_layers * heads * arch.head_dim * item
-
-
 def _evaluates(config: Config) -> bool:
     """Return whether a run evaluates, if its data has anything to evaluate on."""
     options = config.eval
     return (options.before or options.after or options.interval is not None) and has_unseen(config.data)
-
-
-def _engine(arch: Architecture, config: Config, device: devices.Device) -> dict[str, int]:
-    """Return the bytes that a worker of vLLM holds: it fills its share of the card with cache."""
-    tp, item = config.rollout.tensor_parallel_size, engine_itemsize(config)
-    weights = _engine_weights(arch, config)
-    tokens = int(engine_setting(config, "max_num_batched_tokens"))
-    inner = arch.ffn_hidden_size if arch.experts is None else arch.experts.top_k * arch.experts.ffn_hidden_size
-    working = int(tokens * (4 * arch.hidden_size + 3 * inner / tp) * item)
-    working += min(tokens, int(engine_setting(config, "max_num_seqs"))) * arch.vocab_size * 4  # logits, in fp32
-    share = engine_setting(config, "gpu_memory_utilization")
-    cache = max(0, int(device.memory * share) - weights - working - ENGINE)
-    return {"engine_weights": weights, "engine_working": working, "engine_asleep": ENGINE, "kv_cache": cache}
-
-
-def _engine_weights(arch: Architecture, config: Config) -> int:
-    """Return the bytes of an engine's weights on each of its GPUs, with its places for adapters."""
-    weights = parameters.of_engine(arch, config.rollout.tensor_parallel_size) * engine_itemsize(config)
-    return weights + adapters.of_engine(arch, config)
 
 
 def _buckets(arch: Architecture, config: Config) -> int:

@@ -14,19 +14,23 @@ HEADROOM = 0.1  # of the card, kept for peaks: experts are used unevenly, and es
 FRAGMENTATION = 0.14
 
 OF_ENGINES = frozenset({"engine_weights", "engine_working", "engine_asleep", "kv_cache"})  # parts of generation
-BESIDE_ENGINES = frozenset({"engine_start", "generation", "evaluation"})  # phases whose memory vLLM fills by itself
+BESIDE_ENGINES = frozenset(
+    {"engine_start", "generation", "evaluation", "reward_model"}
+)  # phases whose memory vLLM fills by itself
 PASSES = frozenset(
     {"head_backward", "update", "logprobs", "teacher", "optimizer_step"}
 )  # of a step, over what it trains on
-NOT_OF_ALLOCATOR = frozenset({"cuda_and_nccl", "engine_asleep"})  # parts that the trainer's allocator does not hold
+NOT_OF_ALLOCATOR = frozenset(
+    {"cuda_and_nccl", "engine_asleep", "reward_asleep"}
+)  # parts that the trainer's allocator does not hold
 
 
 class Phase(NamedTuple):
     """The bytes that a GPU holds at the worst moment of a phase, by what they are for."""
 
     # "load", "engine_start", "head_backward", "update", "optimizer_step", "logprobs", "teacher" (its pass), "sync",
-    # "probe", "generation", "evaluation", "save". An update's passes take most in layers ("update"), or where the
-    # head's gradient is made.
+    # "probe", "generation", "evaluation", "reward_model" (its engine scores), "save". An update's passes take most in
+    # layers ("update"), or where the head's gradient is made.
     name: str
     parts: dict[str, int]
 

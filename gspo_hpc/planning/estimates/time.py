@@ -14,6 +14,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, engines, parameters, passes, rates
 from gspo_hpc.planning.estimates.devices import Device
+from gspo_hpc.planning.estimates.serving import reward_models
 from gspo_hpc.planning.estimates.work import Sizes, Talk, Work, sizes, work
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ def estimate(
     if generation is None:
         generation = generating(model, config, device, given, cache_tokens)
     seconds = {"sync": passes.sync(model, config, device), "generation": generation}
+    if scoring := reward_models.seconds(config, device, given):
+        seconds["reward_model"] = scoring
     if needed.old_logprobs:
         whole = config.batch.num_iterations > 1 or config.algorithm.top_entropy_quantile < 1
         share = 1.0 if whole else 1.0 - 1.0 / updates  # the first update needs none

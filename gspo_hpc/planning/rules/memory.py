@@ -26,6 +26,7 @@ class MemoryRule(RuleId):
     ENGINE_FITS_GPU_MEMORY = auto()
     KV_CACHE_HOLDS_LONGEST_SEQUENCE = auto()
     NODE_MEMORY_SUFFICES = auto()
+    REWARD_MODEL_FITS_GPU_MEMORY = auto()
 
 
 @rule(MemoryRule.GPU_IS_KNOWN, "`cluster.gpu` names one GPU that estimates know", Topic.MEMORY)
@@ -69,6 +70,18 @@ def _node(plan: PlanBuilder) -> Iterator[str]:
         from gspo_hpc.planning.estimates import advice
 
         yield from advice.node(case, certain=True)
+
+
+@rule(
+    MemoryRule.REWARD_MODEL_FITS_GPU_MEMORY,
+    "the engine of a reward model fits in the GPU's memory, beside what stays there, with its longest sequence",
+    Topic.MEMORY,
+)
+def _reward_models(plan: PlanBuilder) -> Iterator[str]:
+    if plan.memory is not None and plan.memory.scorers:
+        from gspo_hpc.planning.estimates.serving import reward_models
+
+        yield from reward_models.lacking(plan.memory.scorers, plan.memory.phase("reward_model"), plan.memory.card)
 
 
 def warnings(plan: PlanBuilder) -> Iterator[str]:

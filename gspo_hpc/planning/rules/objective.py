@@ -1,12 +1,18 @@
-"""Rules of the objective: algorithms/objective.py knows what contradicts what. Here are those of its teacher, too."""
+"""Rules of the objective: algorithms/objective.py knows what contradicts what; and of the models beside the policy.
+
+These are the teacher of the objective, and models that give rewards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import auto
+from typing import Any
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.derived import has_unseen, rewards_count, samples_part_of_distribution, teacher_config
+from gspo_hpc.config.sections import reward_models
+from gspo_hpc.config.sections.reward_models import FUNCTION
 from gspo_hpc.models.positions import Positions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules import registry
@@ -24,6 +30,12 @@ class ObjectiveRule(RuleId):
     TEACHER_FITS_LAYOUT = auto()
     TEACHER_VOCABULARY = auto()
     TEACHER_ALONE_GRADES_NOTHING = auto()
+    REWARD_MODELS_ARE_ASKED = auto()
+    REWARD_MODEL_PLACE = auto()
+    REWARD_MODEL_KIND = auto()
+    REWARD_MODEL_DIVISION = auto()
+    REWARD_MODEL_LENGTH = auto()
+    REWARD_MODEL_ARGUMENTS = auto()
 
 
 # Rules of a model that is trained which hold for one that only runs forward, with the same layout.
@@ -159,3 +171,148 @@ def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
             f"{held_out} gives prompts for evaluation, and no reward function grades their answers: give one, with "
             "weight 0 where it is to have no part in training, or no such prompts"
         )
+
+
+@rule(
+    ObjectiveRule.REWARD_MODELS_ARE_ASKED,
+    "`reward.models` differ in name, each is asked by a term of `reward.functions`, and each such term names one",
+    Topic.OBJECTIVE,
+    estimable=True,
+)
+def _models_asked(plan: PlanBuilder) -> Iterator[str]:
+    reward = plan.config.reward
+    names = [model.name for model in reward.models]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two reward.models are called {name}: give each a name of its own"
+    asked = {model.name for model in reward.scored.values()}
+    for name in dict.fromkeys(names):
+        if name not in asked:
+            yield (
+                f"no term of reward.functions asks the model {name} of reward.models: add "
+                f"{{function: {FUNCTION}, args: {{model: {name}}}}}, or leave the model out"
+            )
+    for number, term in enumerate(reward.functions):
+        if term.function == FUNCTION and number not in reward.scored:
+            given = term.args.get("model")
+            has = f"has {', '.join(names)}" if names else "is empty: give a model with name and path"
+            yield (
+                f"reward.functions[{number}] asks the model {given}, and reward.models {has}"
+                if given
+                else f"reward.functions[{number}] must name a model in its args, {{model: NAME}}: reward.models {has}"
+            )
+
+
+@rule(
+    ObjectiveRule.REWARD_MODEL_PLACE,
+    "`reward.models` share the GPUs that train, and score answers to single prompts that are whole",
+    Topic.ENGINES,
+)
+def _models_place(plan: PlanBuilder) -> Iterator[str]:
+    config, models = plan.config, plan.config.reward.scored.values()
+    served = "serve the model on other machines with gspo-hpc serve or vllm serve, and ask it with the function judge"
+    for model in {model.name: model for model in models}.values():
+        if model.placement == "apart":
+            yield (
+                f"reward.models {model.name}: placement apart, GPUs of its own, is not available yet: give colocate, "
+                f"or {served}"
+            )
+        if model.tensor_parallel_size > config.rollout.tensor_parallel_size:
+            yield (
+                f"reward.models {model.name}: tensor_parallel_size ({model.tensor_parallel_size}) must be at most "
+                f"rollout.tensor_parallel_size ({config.rollout.tensor_parallel_size}): its engine shares the GPUs of "
+                "an engine of the policy"
+            )
+    if not models:
+        return
+    if plan.server:
+        yield (
+            "reward.models need rollout.mode colocate: in mode server engines generate while the trainer works, and "
+            f"leave their GPUs to no other engine; give rollout.mode=colocate, or {served}"
+        )
+    if config.environment.talks:
+        yield "reward.models score single answers, and environment makes conversations: ask a model with judge instead"
+    if config.rollout.unfinished != "wait":
+        yield (
+            f"rollout.unfinished ({config.rollout.unfinished}) ends a rollout by rewards that are there, and "
+            "reward.models score after it: give rollout.unfinished=wait"
+        )
+
+
+@rule(ObjectiveRule.REWARD_MODEL_KIND, "the config.json of a reward model is of its `kind`, if there is one")
+def _models_kind(plan: PlanBuilder) -> Iterator[str]:
+    for model in plan.config.reward.models:
+        file = plan.models.file(model.path)
+        if file.error:
+            yield f"reward.models {model.name}: {file.error}"
+            continue
+        names = [str(one) for one in (file.content or {}).get("architectures") or ()]
+        if not names or file.note is not None:  # what comes with the package is of the model that it is named after
+            continue
+        classifies = any(one.endswith("ForSequenceClassification") for one in names)
+        if not classifies and not any(one.endswith(("ForCausalLM", "ForConditionalGeneration")) for one in names):
+            yield (
+                f"reward.models {model.name} is a {names[0]}, which no kind takes: classification takes "
+                "...ForSequenceClassification, and generative takes ...ForCausalLM"
+            )
+        elif classifies != (model.kind == "classification"):
+            other = "generative" if model.kind == "classification" else "classification"
+            yield (
+                f"reward.models {model.name} is a {names[0]}, which kind {model.kind} does not take: give kind {other}"
+                + (" with a template that asks for the score" if other == "generative" else "")
+            )
+        elif classifies and (labels := _labels(file.content or {})) != 1:
+            yield f"reward.models {model.name} has {labels} labels: it must have one, whose logit is the score"
+
+
+def _labels(content: Mapping[str, Any]) -> int:
+    """Return the labels of a model by its config.json: two where nothing is said, as in transformers."""
+    named = content.get("id2label")
+    return len(named) if isinstance(named, dict) else int(content.get("num_labels") or 2)
+
+
+@rule(ObjectiveRule.REWARD_MODEL_DIVISION, "`tensor_parallel_size` of a reward model divides its heads and MLPs")
+def _models_division(plan: PlanBuilder) -> Iterator[str]:
+    rules = (
+        ModelRule.ROLLOUT_TENSOR_PARALLEL_HEADS,
+        ModelRule.ROLLOUT_TENSOR_PARALLEL_KV_HEADS,
+        ModelRule.ROLLOUT_TENSOR_PARALLEL_INNER_SIZE,
+    )
+    for model in plan.config.reward.models:
+        own = PlanBuilder(reward_models.in_place_of_policy(plan.config, model), None, plan.models)
+        for message in (message for name in rules for message in registry.rules()[name].check(own)):
+            named = message.replace("rollout.", "").replace("of the model", "of this model")
+            yield f"reward.models {model.name}: {named}"
+
+
+@rule(ObjectiveRule.REWARD_MODEL_LENGTH, "a reward model takes sequences of its `max_length`, and these have room")
+def _models_length(plan: PlanBuilder) -> Iterator[str]:
+    for model in plan.config.reward.models:
+        length = reward_models.length(plan.config, model)
+        own = PlanBuilder(reward_models.in_place_of_policy(plan.config, model), None, plan.models)
+        found = longest_of_versions(own)
+        most = None if found is None else max(found, key=lambda one: one.length)
+        given = "max_length" if model.max_length else "max_length, by default that of the policy and 1024 more,"
+        if most is not None and length > most.length:
+            yield f"reward.models {model.name}: {given} is {length} and must fit {most.made} of this model"
+        if model.kind == "generative" and model.max_reply_length >= length:
+            yield (
+                f"reward.models {model.name}: max_reply_length ({model.max_reply_length}) must be below {given} "
+                f"{length}"
+            )
+
+
+@rule(ObjectiveRule.REWARD_MODEL_ARGUMENTS, "`engine` of a reward model has no argument that another key decides")
+def _models_arguments(plan: PlanBuilder) -> Iterator[str]:
+    own = {
+        **dict.fromkeys(("model", "tokenizer"), "path"),
+        **dict.fromkeys(("runner", "convert", "task"), "kind"),
+        **{name: name for name in ("dtype", "tensor_parallel_size", "gpu_memory_utilization")},
+        "max_model_len": "max_length",
+        "seed": "run.seed",
+        "enable_sleep_mode": "placement",
+        "weight_transfer_config": "the way weights are sent",
+    }
+    for model in plan.config.reward.models:
+        for name in model.engine:
+            if name in own:
+                yield f"reward.models {model.name}: engine.{name} cannot be given: it follows from {own[name]}"

@@ -38,7 +38,7 @@ def evaluate(
     checkpoint = one_rank.checkpoint_of(run, step, remark)
     reached = None if checkpoint is None else int(checkpoint.name)
     with one_rank.sampling_worker(config, checkpoint, unseen) as worker:
-        found = evaluation.run(worker, unseen, len(unseen), config)
+        found = evaluation.run(one_rank.completions_of(worker), unseen, len(unseen), config)
         rows = evaluation.rows(worker.ranks.exchange, found, config, reached)
     if out is not None:
         stored.write(out, rows)

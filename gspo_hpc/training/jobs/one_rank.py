@@ -20,6 +20,7 @@ from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.text import in_gib
 from gspo_hpc.training import probe
 from gspo_hpc.training.bringup import ONE_RANK, read_architecture, start_rollout_worker, whole_checkpoint
+from gspo_hpc.training.sampling.scored import ScoredCompletions
 from gspo_hpc.training.sync import WeightSync
 
 
@@ -74,6 +75,28 @@ def sampling_worker(config: Config, checkpoint: Path | None, prompts: Sequence[P
         if worker is not None:
             worker.close()
     stop()
+
+
+def completions_of(worker: RolloutWorker) -> ScoredCompletions:
+    """Return the completions of a worker with all of their rewards."""
+    return ScoredCompletions(worker, _AloneOnItsGpu(worker))
+
+
+class _AloneOnItsGpu:
+    """The engine of a job whose policy has no more use for the GPU: its weights wait in host memory when it sleeps."""
+
+    def __init__(self, worker: RolloutWorker) -> None:
+        self._worker = worker
+
+    def sync(self) -> None:
+        """Wake the engine, with the weights that it had."""
+        if self._worker.engine is not None:
+            self._worker.engine.wake_up()
+
+    def sleep(self) -> None:
+        """Put the engine to sleep."""
+        if self._worker.engine is not None:
+            self._worker.engine.sleep(1)
 
 
 def lack_of_memory(config: Config) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from gspo_hpc.evaluation.evaluate import EVAL_ROLLOUT
 from gspo_hpc.models import hub
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
-from gspo_hpc.rollout.generation import Request, as_graded
+from gspo_hpc.rollout.generation import Request, as_graded, with_rewards
+from gspo_hpc.rollout.worker import RolloutWorker
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
 from gspo_hpc.training.sampling.base import training_sampling
@@ -53,14 +54,18 @@ def try_out(
     with one_rank.sampling_worker(config, checkpoint, list(chosen.values())) as worker:
         request = Request(range(len(chosen)), chosen, count, training_sampling(config), EVAL_ROLLOUT)
         groups = replace(worker, pool=None).generate(request).own  # graded below, for what training does not keep
-        graded = [(groups[slot], _graded(groups[slot], worker.pool)) for slot in sorted(groups)]
+        results = {slot: _graded(groups[slot], worker.pool) for slot in sorted(groups)}
+        if worker.models is not None:
+            results = _with_scores(groups, results, worker)
+    nothing = not config.reward.functions
+    graded = [(groups[slot], None if nothing else of_group) for slot, of_group in results.items()]
     return transcript.as_json(graded, config) if as_json else transcript.as_text(graded, config)
 
 
-def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
-    """Return the reward of each completion, None without reward functions."""
-    if pool is None:
-        return None
+def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult]:
+    """Return what reward functions give each completion; nothing where none grades the group."""
+    if pool is None or not pool.grades(group.prompt.fields):
+        return [RewardResult(0.0, {}, one.failure) for one in group.completions]
     places = range(len(group.completions))
     pool.submit_group(places, as_graded(group), group.prompt.text, group.prompt.fields)
     found: dict[int, RewardResult] = {}
@@ -71,6 +76,24 @@ def _graded(group: Group, pool: RewardPool | None) -> list[RewardResult] | None:
         found[index] if why is None else replace(found[index], value=0.0, failure=why)
         for index, why in zip(places, failures, strict=True)
     ]
+
+
+def _with_scores(
+    groups: Mapping[int, Group], results: Mapping[int, list[RewardResult]], worker: RolloutWorker
+) -> dict[int, list[RewardResult]]:
+    """Return the rewards with what reward models give each completion."""
+    on_failure = worker.config.reward.on_failure
+    graded = {
+        slot: with_rewards(groups[slot], dict(enumerate(of_group)), on_failure) for slot, of_group in results.items()
+    }
+    scored = one_rank.completions_of(worker).score(graded)
+    return {
+        slot: [
+            replace(result, value=one.reward, parts=one.reward_parts, failure=one.failure, outcomes=dict(one.outcomes))
+            for result, one in zip(of_group, scored[slot].completions, strict=True)
+        ]
+        for slot, of_group in results.items()
+    }
 
 
 def _complete(config: Config) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo_hpc.data.prompts import own_fields
 from gspo_hpc.data.records import Group
 from gspo_hpc.data.retired import Retirement
 from gspo_hpc.evaluation import stored
@@ -30,7 +31,7 @@ def sample_rows(step: int, phase: str, groups: Sequence[Group], count: int) -> l
             "reward_parts": group.completions[0].reward_parts,
             "outcomes": group.completions[0].outcomes,
             "failure": group.completions[0].failure,
-            "answer": group.prompt.fields,
+            "answer": own_fields(group.prompt),
         }
         for group in groups[:count]
     ]

@@ -14,7 +14,7 @@ import functools
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ from gspo_hpc.models.architecture import Architecture
 from gspo_hpc.ops.host_memory import HostCopy
 from gspo_hpc.ops.weight_parts import Memory, Part, Scratch, stream_of
 from gspo_hpc.planning.estimates import engines, moments, parameters
-from gspo_hpc.planning.estimates.memory import Estimate
+from gspo_hpc.planning.estimates.memory import ENGINE, Estimate
 from gspo_hpc.policy import schedule
 from gspo_hpc.policy.model import DTYPES
 from gspo_hpc.policy.passes import PassMonitor
@@ -61,6 +61,7 @@ from tests.torch.ledger.world import World
 OWN, ASLEEP = "cuda_and_nccl", "engine_asleep"  # parts of the plan's phases that stay on the card all the time
 KEYS = ("param", "exp_avg", "exp_avg_sq")  # of a parameter that the optimizer has a master of
 STATE = ("weights", "gradients", "optimizer")
+SCORING = "reward model"  # how names of what its engine has on a card begin
 _NUMBERS = itertools.count()
 MATRICES = {"model.layers.0.self_attn.q_proj.lora_A": (2, 8), "model.layers.0.self_attn.q_proj.lora_B": (8, 2)}
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
@@ -544,6 +545,58 @@ class LLM:
         return True
 
 
+class ScoringLLM:
+    """The counterpart of vllm.LLM for a reward model, on the first GPUs of an engine of the policy."""
+
+    def __init__(self, job: Job, arguments: Mapping[str, Any]) -> None:
+        self.job, tp = job, arguments["tensor_parallel_size"]
+        self.gpus = job.engine_gpus()[:tp]
+        share = arguments["gpu_memory_utilization"]  # of which each model of a test has another
+        model = next(one for one in job.config.reward.models if one.gpu_memory_utilization == share)
+        self.name = model.name
+        found = next(one for one in job.estimate.scorers if one.name == model.name)
+        cache = found.parts["reward_cache"] + found.parts["reward_working"]
+        self._sizes = {"weights": found.parts["reward_weights"], "kv_cache": cache}
+        wanted = share * job.node.card
+        for gpu in self.gpus:
+            if (free := job.node.free(gpu)) < wanted:
+                raise ValueError(f"Free memory on device ({free / 2**30:.1f} GiB) is less than {wanted / 2**30:.1f}")
+            with job.node.phase(gpu, "engine_start"):
+                job.node.map(gpu, f"{SCORING} {self.name} {ASLEEP}", ENGINE)
+                self._map(gpu, self._sizes)
+
+    def _map(self, gpu: int, tags: Iterable[str]) -> None:
+        for tag in tags:
+            self.job.node.map(gpu, f"{SCORING} {self.name} {tag}", self._sizes[tag])
+
+    def sleep(self, level: int) -> None:
+        """Unmap weights, which go to the host, and cache."""
+        assert level == 1
+        for gpu in self.gpus:
+            self.job.node.keep_on_host(gpu, f"{SCORING} {self.name}", self._sizes["weights"])
+            for tag in self._sizes:
+                self.job.world.dawdle()
+                self.job.node.unmap(gpu, f"{SCORING} {self.name} {tag}")
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Map what is asked for."""
+        for gpu in self.gpus:
+            self.job.world.dawdle()
+            self._map(gpu, tags)
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        """Return that it was reset."""
+        return True
+
+    def score(self, sequences: Sequence[Any]) -> list[list[float]]:
+        """Return a score for each sequence; the engine must be awake."""
+        for gpu in self.gpus:
+            with self.job.node.phase(gpu, "reward_model"):
+                names = {f"{SCORING} {self.name} {tag}" for tag in self._sizes}
+                assert names <= self.job.node.mapped(gpu), "it sleeps"
+        return [[float(number)] for number, _ in enumerate(sequences)]
+
+
 class Client:
     """The counterpart of the engine's process and of the connection to it: the same calls, made at once."""
 
@@ -579,7 +632,11 @@ class Client:
         self.processes.kill()
 
     def _start(self, arguments: Any) -> None:
-        self.llm = LLM(self.job)
+        self.processes.score = arguments.get("runner") == "pooling"
+        self.llm = ScoringLLM(self.job, arguments) if self.processes.score else LLM(self.job)
+
+    def _classify(self, names: Sequence[str], sequences: Sequence[Any]) -> list[list[float]]:
+        return list(self.llm.score(sequences))
 
     def _llm(self, method: str, *arguments: Any) -> Any:
         result = getattr(self.llm, method)(*arguments)
@@ -599,6 +656,7 @@ class Processes:
 
     def __init__(self, job: Job) -> None:
         self._job, self._gpus = job, job.engine_gpus()
+        self.score = False  # those of a reward model
 
     def find(self) -> None:
         """Do nothing."""
@@ -613,7 +671,9 @@ class Processes:
     def kill(self) -> None:
         """Free all memory."""
         for gpu in self._gpus:
-            self._job.node.unmap(gpu)
+            for name in self._job.node.mapped(gpu):
+                if name.startswith(SCORING) == self.score:
+                    self._job.node.unmap(gpu, name)
 
 
 class LedgerWorker(RolloutWorker):

@@ -28,6 +28,7 @@ from gspo_hpc.planning.estimates.phases import Phase
 from gspo_hpc.planning.plan import make_plan
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.rollout.scoring import RewardModels
 from gspo_hpc.runs import journal
 from gspo_hpc.runs.cursor import Cursor
 from gspo_hpc.training import bringup, loop, phases, probe, reference, sync
@@ -41,6 +42,7 @@ from gspo_hpc.training.phases import Evaluator, LogprobPasses
 from gspo_hpc.training.progress import Progress
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.reference import Teacher
+from gspo_hpc.training.sampling import colocated, scoring_engines
 from gspo_hpc.training.sampling.base import Sampler
 from gspo_hpc.training.sampling.colocated import ColocatedSampler
 from gspo_hpc.training.session import Session
@@ -154,10 +156,11 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     """Have what follows run on the job's cards, with its ranks in place of torch.distributed's."""
     world, node = job.world, job.node
     store = dist.HashStore()
-    monkeypatch.setattr(journal, "Journal", lambda *a, **k: SimpleNamespace(close=lambda: None))
+    unwritten = SimpleNamespace(close=lambda: None, append=lambda groups: None)
+    monkeypatch.setattr(journal, "Journal", lambda *a, **k: unwritten)
     for module in (offload, bringup):
         monkeypatch.setattr(module, "barrier", world.wait)
-    for module in (sync, loop, saves):
+    for module in (sync, loop, saves, colocated):
         monkeypatch.setattr(module, "any_rank", world.any)
     monkeypatch.setattr(sync, "shared_fingerprint", lambda found, ranks: world.first(found.text(found.values())))
     monkeypatch.setattr(probe, "dist", SimpleNamespace(all_reduce=world.largest, ReduceOp=dist.ReduceOp))
@@ -180,6 +183,18 @@ def simulate(job: Any, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(engines.Engine, "top_logprobs", lambda self, sequences, count: [np.zeros((2, count))])
     settings_of = bringup.engine_settings
     monkeypatch.setattr(bringup, "engine_settings", lambda *a: parts.of_small_model(settings_of(*a), model))
+    scoring_of = scoring_engines.settings
+    monkeypatch.setattr(scoring_engines, "settings", lambda *a: parts.of_small_model(scoring_of(*a), model))
+    reader = SimpleNamespace(model=SimpleNamespace(kind="classification"), tokens=lambda prompt, text: [1, 2])
+    monkeypatch.setattr(scoring_engines, "Reader", SimpleNamespace(of=lambda *a: reader))
+    score = RewardModels.score
+
+    def scored(self: RewardModels, groups: Any, *keep: Any) -> Any:
+        """Have ranks that own no engine keep their groups, which they hold in this ledger alone."""
+        found, whole = score(self, groups, *keep)
+        return found or groups, whole
+
+    monkeypatch.setattr(RewardModels, "score", scored)
     monkeypatch.setattr(engines, "environment", lambda settings: {})
     monkeypatch.setattr(engines, "Client", lambda environment, log_path: parts.Client(job))
     if engines.Engine.prompt_logprobs is PROMPT_LOGPROBS:  # unless a test has its own answers

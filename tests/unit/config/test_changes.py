@@ -46,6 +46,10 @@ REASONS = {
     ),
     "prompts that are drawn beyond those that are used": ("rollout.oversampling_factor",),
     "which gap between engine and trainer ends the run": ("rollout.probe_max_gap", "rollout.probe_mean_gap"),
+    "how an engine of a reward model is cut, and its memory: the scores are the same": (
+        *("reward.models[].tensor_parallel_size", "reward.models[].gpu_memory_utilization"),
+        *("reward.models[].kv_cache_gb",),
+    ),
     "how many processes grade, and their memory: the rewards are the same": ("reward.workers", "reward.memory_gb"),
     "what judges may use in all: what they said stays, and a run that ended for it goes on": (
         *("judges.max_requests", "judges.max_prompt_tokens", "judges.max_completion_tokens", "judges.max_cost"),

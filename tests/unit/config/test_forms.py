@@ -72,7 +72,9 @@ def test_a_name_as_the_key_of_an_item_is_answered_with_the_keys_that_it_has(sett
 
 
 def test_a_section_in_another_form_names_its_keys() -> None:
-    with pytest.raises(ValueError, match=r"reward is a section of keys; found a list; allowed: functions, workers, "):
+    with pytest.raises(
+        ValueError, match=r"reward is a section of keys; found a list; allowed: functions, models, workers, "
+    ):
         loader.from_dict({"reward": ["math"]})
 
 

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import ConfigError, from_dict
 from gspo_hpc.config.plugins import algorithms
-from gspo_hpc.config.schema import Config, Container, RewardFunction, Source, Tool, as_dict, keys
+from gspo_hpc.config.schema import Config, Container, RewardFunction, RewardModel, Source, Tool, as_dict, keys
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
@@ -184,6 +184,8 @@ def settings_of_a_config() -> dict[str, Any]:
             made[f"algorithm.{name}.{key}"] = lambda v, n=name, k=key: {"algorithm": {"name": n, k: v}}
     for key in RewardFunction.model_fields:
         made[f"reward.functions[].{key}"] = lambda v, k=key: {"reward": {"functions": [{"function": "f", k: v}]}}
+    for key in RewardModel.model_fields:
+        made[f"reward.models[].{key}"] = lambda v, k=key: {"reward": {"models": [{"name": "a", "path": "p", k: v}]}}
     for key in Tool.model_fields:
         made[f"environment.tools[].{key}"] = lambda v, k=key: {"environment": {"tools": [{"function": "f", k: v}]}}
     for key in Source.model_fields:

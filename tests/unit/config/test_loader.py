@@ -15,7 +15,17 @@ from gspo_hpc.config import paths, plugins
 from gspo_hpc.config.changes import MAY_CHANGE, difference, refused_changes
 from gspo_hpc.config.loader import ConfigError, dump, from_dict, load
 from gspo_hpc.config.reading.config_yaml import Reader
-from gspo_hpc.config.schema import Config, Container, RewardFunction, Source, Tool, keys, limits, plain_type
+from gspo_hpc.config.schema import (
+    Config,
+    Container,
+    RewardFunction,
+    RewardModel,
+    Source,
+    Tool,
+    keys,
+    limits,
+    plain_type,
+)
 from gspo_hpc.config.section import Count, OneLine
 
 TOOLS = ("sbatch", "srun", "vLLM's", "torch.distributed,")  # names that a sentence may begin with
@@ -260,7 +270,7 @@ def test_every_mistake_of_file_and_command_line_at_once(tmp_path: Path) -> None:
         ("temprature=1", "is not a setting; write section.key=value; nearest: rollout.temperature or eval.temperature"),
         *(
             (f"{name}=8", "is not a setting; write section.key=value, such")
-            for name in ("model", "models", "modell", "loss", "steps")
+            for name in ("model", "modell", "loss", "steps")
         ),
         ("batch_size=8", "is not a setting; write section.key=value, such"),
         ("max_step=8", "is not a setting; write section.key=value; nearest: run.max_steps"),
@@ -416,12 +426,14 @@ def test_there_are_two_sleep_levels() -> None:
 
 def test_the_table_of_changes_names_real_keys() -> None:
     free = {"rollout.engine.gpu_memory_utilization"}
+    free |= {f"reward.models[].{name}" for name in RewardModel.model_fields}
     assert {f"{key.split('.')[0]}" for key in keys()} >= {key.split(".")[0] for key in MAY_CHANGE}
     assert keys().keys() >= {key for key in MAY_CHANGE if not key.endswith(".*")} - free
 
 
 def test_every_key_has_a_meaning_and_every_number_a_range() -> None:
     inner = {f"reward.functions.{name}": field for name, field in RewardFunction.model_fields.items()}
+    inner |= {f"reward.models.{name}": field for name, field in RewardModel.model_fields.items()}
     inner |= {f"environment.tools.{name}": field for name, field in Tool.model_fields.items()}
     inner |= {f"data.sources.{name}": field for name, field in Source.model_fields.items()}
     inner |= {f"slurm.container.{name}": field for name, field in Container.model_fields.items()}
@@ -504,6 +516,9 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = [{"function": "calculator", "parameters": draw(st.dictionaries(words, plain))}]
             elif key == "data.sources":
                 value = [draw(sources) | {"name": f"s{place}"} for place in range(draw(st.integers(0, 3)))]
+            elif key == "reward.models":
+                more = {"dtype": "bfloat16", "chat_template_kwargs": draw(st.dictionaries(words, plain, max_size=3))}
+                value = [{"name": "m", "path": draw(words)} | more]
             elif typing.get_origin(base) is tuple:
                 value = [{"function": "number", "weight": draw(numbers), "args": draw(st.dictionaries(words, plain))}]
             else:
