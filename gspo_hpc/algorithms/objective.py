@@ -220,6 +220,9 @@ def warnings(config: Config) -> list[str]:
             "clipping is inert: one update per rollout (steps_per_generation 1, num_iterations 1) leaves every ratio "
             "at 1; the GSPO paper makes 4 (batch.steps_per_generation: 4)"
         )
+    if not config.algorithm.has_teacher and (unused := config.parallel.teacher_sizes):
+        name, size = next(iter(unused.items()))
+        found.append(f"parallel.teacher_{name} ({size}) is of the layout of algorithm.teacher, and there is no teacher")
     return found + (config.algorithm.warnings() if isinstance(config.algorithm, Algorithm) else [])
 
 
