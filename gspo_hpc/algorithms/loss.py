@@ -136,20 +136,16 @@ def policy_loss(
         chosen = None if batch.selected is None else batch.selected & samples.mask
         of_tokens = {"reference_kl": reference_kl, "selected_fraction": chosen}
         size = seen.abs()
-        sums, maxima = _metrics(samples, ratios, clipped, current - old, size, of_tokens, corrected, by_sequence)
-        by_place = cp_reduce(_gap_by_place(size, batch))
-        gaps = cp_reduce(gap_sums.sums(seen, samples.mask, size))
+        difference = current - old if ratios.differences is None else ratios.differences.detach()
+        sums, maxima = _metrics(samples, ratios, clipped, difference, size, of_tokens, corrected, by_sequence)
+        places = batch.num_cached_tokens, batch.positions, batch.head_index
+        by_place = cp_reduce(gap_buckets.sums_by_bucket(size, samples, *places))
+        gaps = cp_reduce(gap_sums.sums(seen, size, samples.here.sum()))
         if not known:
             by_place, gaps = torch.zeros_like(by_place), torch.zeros_like(gaps)
         sums |= {name: torch.stack((gaps[i], gaps[-1])) for i, name in enumerate(gap_sums.NAMES)}
     sums |= dict(zip(gap_buckets.NAMES, by_place, strict=True))
     return LossResult(loss, {name: sums[name] for name in SUM_NAMES}, maxima)
-
-
-def _gap_by_place(gap: Tensor, batch: PackedBatch) -> Tensor:
-    """Return sums and counts of |gap| [R] by place; where nothing is known of the prefix cache, nothing was cached."""
-    cached = None if batch.num_cached_tokens is None else batch.num_cached_tokens[batch.seq_ids]
-    return gap_buckets.sums_by_bucket(gap, batch.loss_mask, cached, batch.positions[batch.head_index] + 1)
 
 
 def _corrected(
@@ -181,18 +177,31 @@ def _metrics(
     by_sequence: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the sums and maxima of :class:`LossResult`."""
-    ratio = torch.where(ratios.valid, ratios.log_ratio, 0.0).exp()
-    units, tokens = torch.where(ratios.valid, 1.0, 0.0).to(samples.dtype), samples.tokens.sum()
+    every, tokens = ratios.valid is samples.mask and samples.all_count, samples.tokens.sum()
     none = torch.zeros_like(tokens)
-    of_units = {  # sums over what counts: the others are 0
-        "ratio": (ratio * units).sum(),
-        "clip_fraction_low": (clipped.low * units).sum(),
-        "clip_fraction_high": (clipped.high * units).sum(),
-        "correction_fraction": none if corrected is None else (corrected * units).sum(),
-        "": units.sum(),
+    log_ratio = ratios.log_ratio.detach()
+    beyond_one = torch.expm1(log_ratio if every else torch.where(ratios.valid, log_ratio, 0.0))  # of the ratio
+
+    def total(values: Tensor | None) -> Tensor:
+        """Return the sum over what counts."""
+        if values is None:
+            return none
+        if values.dtype == torch.bool:
+            return torch.count_nonzero(values if every else values & ratios.valid).to(samples.dtype)
+        return (values if every else torch.where(ratios.valid, values, 0.0)).sum()
+
+    units = samples.here.sum() if ratios.valid is samples.mask else total(ratios.valid)
+    of_units = {
+        "ratio": beyond_one.sum() + units,
+        "clip_fraction_low": total(clipped.low),
+        "clip_fraction_high": total(clipped.high),
+        "correction_fraction": total(corrected),
+        "": units,
     }
+    farthest = _largest(beyond_one.abs())
+    divergence = beyond_one.sub_(difference) if ratios.differences is ratios.log_ratio else k3(difference)
     of_tokens = {
-        "approx_kl": k3(difference).sum(),
+        "approx_kl": divergence.sum(),
         **{name: none if values is None else values.detach().to(none.dtype).sum() for name, values in optional.items()},
     }
     if by_sequence:  # which every context-parallel rank has whole
@@ -210,10 +219,10 @@ def _metrics(
     for name, values in {"correction_fraction": corrected, **optional}.items():
         pairs[name] = (none, none) if values is None else pairs[name]
     pairs["trained_length"] = (tokens, (samples.tokens > 0).sum().to(samples.dtype))
-    maxima = {"ratio_deviation_max": _largest((ratio - 1.0).abs()), "logprob_gap_max": _largest(size)}
+    maxima = {"ratio_deviation_max": farthest, "logprob_gap_max": _largest(size)}
     assert {*pairs, *gap_sums.NAMES, *gap_buckets.NAMES} == {*SUM_NAMES} and tuple(maxima) == MAX_NAMES
     return {name: torch.stack(pair) for name, pair in pairs.items()}, maxima
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.max() if x.numel() else x.new_zeros(())
+    return x.amax() if x.numel() else x.new_zeros(())

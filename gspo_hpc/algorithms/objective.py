@@ -124,7 +124,7 @@ class Objective:
         low, high = self.correction_low, self.correction_high
         if self.correction_kind == "rejection":
             kept = corrections.accepted(gap, samples, low, high)
-            return kept if self.by_sequence else kept[samples.ids]
+            return kept if self.by_sequence else samples.at_tokens(kept)
         log_rho = samples.sum(gap) / samples.lengths if self.by_sequence else gap
         if self.correction_kind == "truncated":
             return corrections.truncated(log_rho, high)
@@ -140,7 +140,7 @@ class Objective:
         if not self.sequence_mask:
             return None
         stays = drifted_away(moved, advantages, samples, self.sequence_mask)
-        return stays if self.by_sequence else stays[samples.ids]
+        return stays if self.by_sequence else samples.at_tokens(stays)
 
     def aggregate(self, values: Tensor, samples: Samples) -> Tensor:
         """Return per-token values [R] as one value per sample [S], which the loss sums."""
@@ -220,6 +220,9 @@ def warnings(config: Config) -> list[str]:
             "clipping is inert: one update per rollout (steps_per_generation 1, num_iterations 1) leaves every ratio "
             "at 1; the GSPO paper makes 4 (batch.steps_per_generation: 4)"
         )
+    if not config.algorithm.has_teacher and (unused := config.parallel.teacher_sizes):
+        name, size = next(iter(unused.items()))
+        found.append(f"parallel.teacher_{name} ({size}) is of the layout of algorithm.teacher, and there is no teacher")
     return found + (config.algorithm.warnings() if isinstance(config.algorithm, Algorithm) else [])
 
 

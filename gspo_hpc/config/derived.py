@@ -124,11 +124,17 @@ def reference_is_start(config: Config) -> bool:
 def teacher_config(config: Config) -> Config:
     """Return the config by which the teacher is built: the run's, with another model, which is not trained.
 
-    It has the trainer's layout and dtype, no adapters, nothing that is computed again, and no weights in 8 bits.
+    It has the trainer's dtype and, but for the sizes of its own, its layout; no adapters, nothing that is computed
+    again, and no weights in 8 bits.
     """
     memory = replace(config.memory, recompute_granularity=None)
     model = replace(config.model, path=config.algorithm.teacher, fp8=None)
-    return replace(config, model=model, adapter=Adapter(), memory=memory)
+    return replace(config, model=model, adapter=Adapter(), memory=memory, parallel=config.parallel.of_teacher())
+
+
+def has_own_layout(config: Config) -> bool:
+    """Return True if the teacher's ranks share it otherwise than the trainer's share the policy."""
+    return config.algorithm.has_teacher and config.parallel.of_teacher() != config.parallel
 
 
 def rewards_count(config: Config) -> bool:

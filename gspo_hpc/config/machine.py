@@ -146,12 +146,44 @@ class Parallel(Section):
         None, "Ranks that share each expert; the default is tensor_model_parallel_size."
     )
     sequence_parallel: bool = key(False, "Divide activations along the sequence where tensor parallelism does not.")
+    teacher_tensor_model_parallel_size: Count | None = key(
+        None,
+        "Ranks that share each layer of algorithm.teacher; the default is that of the trainer, as for the next keys.",
+    )
+    teacher_pipeline_model_parallel_size: Count | None = key(
+        None, "Pipeline stages that the layers of algorithm.teacher are divided into."
+    )
+    teacher_context_parallel_size: Count | None = key(None, "Ranks that share each sequence in algorithm.teacher.")
+    teacher_expert_model_parallel_size: Count | None = key(
+        None, "Ranks that share the experts of a layer of algorithm.teacher."
+    )
     overlap_grad_reduce: bool = key(
         False, "Sum gradients over data-parallel ranks while further gradients are still being computed."
     )
     overlap_param_gather: bool = key(
         False, "With optimizer.distributed, gather weights while those that have arrived are already being used."
     )
+
+    @property
+    def teacher_sizes(self) -> dict[str, int]:
+        """The sizes that are given for the teacher alone, by the trainer's names for them."""
+        kinds = ("tensor_model", "pipeline_model", "context", "expert_model")
+        names = [f"{kind}_parallel_size" for kind in kinds]
+        return {name: size for name in names if (size := getattr(self, f"teacher_{name}")) is not None}
+
+    def of_teacher(self) -> Parallel:
+        """Return the teacher's layout: this one, unless it has sizes of its own.
+
+        With these, its stages have equally many layers, in one chunk each, and tensor parallelism comes with sequence
+        parallelism, without which mixtures refuse it.
+        """
+        own: dict[str, int | None] = {**self.teacher_sizes}
+        if all(getattr(self, name) == size for name, size in own.items()):
+            return self
+        own["virtual_pipeline_model_parallel_size"] = None
+        own |= {f"num_layers_in_{end}_pipeline_stage": None for end in ("first", "last")}
+        tp = own.get("tensor_model_parallel_size") or self.tensor_model_parallel_size
+        return self.model_copy(update={**own, "sequence_parallel": tp > 1})
 
 
 class Memory(Section):

@@ -201,6 +201,22 @@ def has_groups() -> bool:
     return parallel_state._global_process_group_list is not None
 
 
+def change_layout(groups: dict[str, Any] | None) -> dict[str, Any]:
+    """Give Megatron the groups, sizes and buffers of a layout, or none of any for None; return those that it had.
+
+    Relies on ``parallel_state`` having all of them in globals with names in capitals, and in
+    ``_global_process_group_list`` (0.16 to 0.19). On an upgrade check that ``initialize_model_parallel`` sets no other.
+    """
+    held = vars(parallel_state)
+    names = [one for one in held if one.startswith("_") and (one.isupper() or one == "_global_process_group_list")]
+    before = {name: held[name] for name in names}
+    if groups is None:
+        parallel_state.destroy_model_parallel()
+    else:
+        held.update(groups)
+    return before
+
+
 def wrap_exchanges_of_tokens(gather: Wrapper, reduce_scatter: Wrapper) -> None:
     """Replace the collectives by which Megatron gathers tokens and scatters their sums, pieces of unequal length too.
 

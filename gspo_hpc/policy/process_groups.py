@@ -6,15 +6,16 @@ A rank reads its place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import json
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -115,6 +116,24 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
     job_store = _join(config, control, timeout, "gloo" if cpu else "nccl", None if cpu else device)
     # No dropout, and every weight is loaded: the model draws no random numbers, so Megatron need not keep their states.
     initialize_rng_tracker(inference_rng_tracker=True)
+    place = _Place(local_rank, device, timeout, job_store)
+    ranks = _divided(config, place)
+    in_world = cpu or ranks.world_size == 1
+    transport = Transport(dist.group.WORLD if in_world else dist.new_group(backend="gloo", timeout=timeout))
+    return replace(ranks, exchange=_exchange(ranks, transport))
+
+
+class _Place(NamedTuple):
+    """The place of a rank, as far as the layout has no part in it."""
+
+    local_rank: int
+    device: torch.device
+    timeout: datetime.timedelta
+    job_store: dist.Store | None
+
+
+def _divided(config: Config, place: _Place) -> Ranks:
+    """Make Megatron's groups for the layout of a config, and return this rank's place in it. Collective."""
     parallel = config.parallel
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
@@ -123,14 +142,14 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         context_parallel_size=parallel.context_parallel_size,
         expert_model_parallel_size=parallel.expert_model_parallel_size,
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
-        distributed_timeout_minutes=int(timeout_minutes),
+        distributed_timeout_minutes=int(place.timeout.total_seconds() // 60),
         create_gloo_process_groups=False,
     )
-    ranks = Ranks(
+    return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        local_rank=local_rank,
-        device=device,
+        local_rank=place.local_rank,
+        device=place.device,
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         tp_rank=parallel_state.get_tensor_model_parallel_rank(),
@@ -140,10 +159,31 @@ def start(config: Config, timeout_minutes: float = UNWATCHED_MINUTES, control: M
         cp_rank=parallel_state.get_context_parallel_rank(),
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
-        timeout=timeout,
-        job_store=job_store,
+        timeout=place.timeout,
+        job_store=place.job_store,
     )
-    return replace(ranks, exchange=_exchange(ranks, config))
+
+
+class SecondLayout:
+    """Another layout of the same ranks, for a model that takes turns with the trainer's."""
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        """Make its groups beside those of the trainer, which stay Megatron's. Collective."""
+        first = compat.change_layout(None)
+        try:
+            own = _divided(config, _Place(ranks.local_rank, ranks.device, ranks.timeout, ranks.job_store))
+        finally:
+            self._groups = compat.change_layout(first)
+        self.ranks = replace(own, exchange=_exchange(own, ranks.exchange.transport))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Have Megatron compute in this layout inside the block."""
+        first = compat.change_layout(self._groups)
+        try:
+            yield
+        finally:
+            self._groups = compat.change_layout(first)
 
 
 def start_generating(config: Config, timeout_minutes: float, control: Meeting | None) -> Ranks:
@@ -202,12 +242,10 @@ def _join(
     return job_store
 
 
-def _exchange(ranks: Ranks, config: Config) -> Exchange:
+def _exchange(ranks: Ranks, transport: Transport) -> Exchange:
     """Return the exchange of samples between all ranks, which takes place in host memory. Collective."""
     if ranks.world_size == 1:
         return Exchange()
-    cpu = ranks.device.type == "cpu"
-    transport = Transport(dist.group.WORLD if cpu else dist.new_group(backend="gloo", timeout=ranks.timeout))
     leads = ranks.tp_rank == ranks.pp_rank == ranks.cp_rank == 0
     mine = json.dumps([ranks.rank, ranks.dp_rank, leads]).encode()
     places = sorted(json.loads(one) for one in gather_unordered(transport, mine))
@@ -223,8 +261,8 @@ def cuda_environment(config: Config) -> dict[str, str]:
     NCCL keeps its defaults: engines have groups of their own, so nothing here has to agree with vLLM's, and without
     its cuMem allocations NCCL uses neither NVLink SHARP nor the NVLinks between the nodes of a GB200.
     """
-    parallel = config.parallel
-    splits_layers = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
+    layouts = {config.parallel, config.parallel.of_teacher()}
+    splits_layers = any(one.tensor_model_parallel_size > 1 or one.context_parallel_size > 1 for one in layouts)
     # With one queue, a layer's collectives start before the matrix products that they overlap with.
     found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if splits_layers else {}
     return found | (_DETERMINISTIC if deterministic_kernels(config) else {})

@@ -7,19 +7,26 @@ With algorithm.teacher the reference is another model, which has modules of its 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from gspo_hpc.config.derived import offloaded_parts, passes_needed, reference_is_base, teacher_config
+from gspo_hpc.config.derived import (
+    has_own_layout,
+    offloaded_parts,
+    passes_needed,
+    reference_is_base,
+    teacher_config,
+)
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Floats
 from gspo_hpc.data.table import ShardedGroups
 from gspo_hpc.ops.host_memory import HostMemory
 from gspo_hpc.policy.passes import PassMonitor
 from gspo_hpc.policy.policy import Policy
-from gspo_hpc.policy.process_groups import Ranks
+from gspo_hpc.policy.process_groups import Ranks, SecondLayout
 from gspo_hpc.training.bringup import read_architecture
 from gspo_hpc.training.update import logprob_pass, with_values
 
@@ -82,7 +89,7 @@ class Reference:
 
 
 class Teacher:
-    """Another model in the place of the reference, with the trainer's layout. Its weights never change.
+    """Another model in the place of the reference, with the trainer's layout or its own. Its weights never change.
 
     It is not in checkpoints. On GPUs it waits in host memory between its passes, and while it computes, the trainer
     waits there, as far as it does while engines generate.
@@ -91,9 +98,13 @@ class Teacher:
     def __init__(self, config: Config, ranks: Ranks) -> None:
         """Load the model. Collective."""
         own = teacher_config(config)
-        self._model = Policy(read_architecture(own), own, ranks, trains=False)
-        self._model.load(str(own.model.path))
-        self.fingerprint = self._model.fingerprint()
+        self._layout = SecondLayout(own, ranks) if has_own_layout(config) else None
+        with self._in_its_layout():
+            self._model = Policy(
+                read_architecture(own), own, self._layout.ranks if self._layout else ranks, trains=False
+            )
+            self._model.load(str(own.model.path))
+            self.fingerprint = self._model.fingerprint()
         self._leave()
 
     def with_logprobs(
@@ -104,10 +115,14 @@ class Teacher:
             policy.offload(parts)  # where it is already, after a rollout on the same GPUs
         self._model.restore()
         try:
-            passed = logprob_pass(self._model, groups, "reference", config, replay=False, monitor=monitor)
+            with self._in_its_layout():
+                passed = logprob_pass(self._model, groups, "reference", config, replay=False, monitor=monitor)
         finally:
             self._leave()
         return _with(groups, passed.logprobs)
+
+    def _in_its_layout(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._layout is None else self._layout.current()
 
     def _leave(self) -> None:
         if self._model.ranks.device.type == "cuda":

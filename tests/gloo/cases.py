@@ -503,6 +503,7 @@ def taught(model: str, world: int, teacher: str, **sections: Any) -> Arrays:
         made, [g.with_completions(tuple(replace(c, advantage=0.0) for c in g.completions)) for g in groups()]
     )
     arrays: Arrays = {"weights": np.array(its._model.held()["weights"])}
+    arrays["fingerprint"] = np.frombuffer(its.fingerprint.encode(), np.uint8).astype(np.float64)
     for name, rollout in (("alone", alone), ("mixed", mixed)):
         rollout = its.with_logprobs(made, rollout, settings)
         if name == "alone":

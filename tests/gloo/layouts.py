@@ -267,6 +267,15 @@ TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and 
     "one": (1, {"batch": {"micro_batch_tokens": 400}}),
     **{name: (2, LAYOUTS[name]) for name in ("dp2", "tp2-sp", "pp2", "cp2")},
     "tp2-adapters": (2, LORA | LAYOUTS["tp2"]),
+    # With a layout of the teacher's own, whose other sizes are the trainer's.
+    "dp2-its-tp2": (2, {"parallel": {"teacher_tensor_model_parallel_size": 2}}),
+    "dp2-its-pp2": (2, {"parallel": {"teacher_pipeline_model_parallel_size": 2}}),
+    "dp2-its-cp2": (2, {"parallel": {"teacher_context_parallel_size": 2}}),
+    "pp2-its-dp2": (2, {"parallel": PP2 | {"teacher_pipeline_model_parallel_size": 1}}),
+    "tp2-its-pp2": (
+        2,
+        {"parallel": TP2 | SP | {f"teacher_{n}_model_parallel_size": i for n, i in (("tensor", 1), ("pipeline", 2))}},
+    ),
 }
 # Checkpoints of adapters: ranks and layout, each saved, loaded by the same layout, and moved to one rank and back.
 MOVING = {"algorithm": {"kl_beta": 0.04, "reference_interval": 2}}

@@ -102,14 +102,21 @@ def verl_fused(data: Arrays) -> Run:
     return _logprobs(data, lambda h, w, t: head(h, w, t)[0])
 
 
-# ---- the loss of B sequences: `logprobs`, `old` [T] packed; `lengths`, `advantages` [B]; `padded` () = L ----
+# ---- loss of B sequences: `logprobs`, `old`, `rollout` [T] packed; `lengths`, `advantages` [B]; `padded` () = L ----
 
 
 # Objectives that verl has too: our settings, its mode of the loss, its mean, and its settings. GMPO's and SAPO's means
-# are fixed there, and vanilla always has a dual clip.
+# are fixed there, vanilla always has a dual clip, and its gspo is our gspo_token. The losses of rloo, maxrl and
+# reinforce_plus_plus are those of grpo and dapo.
 OBJECTIVES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
     "gspo": (
         {"name": "gspo"},
+        "gspo",
+        "seq-mean-token-mean",
+        {"clip_ratio_low": CLIP_LOW, "clip_ratio_high": CLIP_HIGH},
+    ),
+    "gspo_token": (
+        {"name": "gspo_token"},
         "gspo",
         "seq-mean-token-mean",
         {"clip_ratio_low": CLIP_LOW, "clip_ratio_high": CLIP_HIGH},
@@ -126,6 +133,18 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
         "token-mean",
         {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002},
     ),
+    "dr_grpo": (
+        {"name": "dr_grpo", "clip_low": 0.001, "clip_high": 0.002},
+        "vanilla",
+        "seq-mean-token-sum-norm",
+        {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002},
+    ),
+    "dppo": (
+        {"name": "dppo", "clip_low": 0.0005, "clip_high": 0.0004},
+        "dppo_tv",
+        "token-mean",
+        {"clip_ratio_low": 0.0005, "clip_ratio_high": 0.0004, "clip_ratio_c": 20.0},
+    ),
     "cispo": (
         {"name": "cispo", "clip_low": 0.002, "clip_high": 0.001},
         "cispo",
@@ -140,6 +159,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
         {"clip_ratio_low": 0.001, "clip_ratio_high": 0.002},
     ),
 }
+BY_A_CONSTANT = ("cispo", "dppo")  # their values here have log r where verl's have log pi
 
 
 def ours_loss(data: Arrays, name: str = "gspo") -> Run:
@@ -147,38 +167,38 @@ def ours_loss(data: Arrays, name: str = "gspo") -> Run:
     import torch
 
     from gspo_hpc.algorithms.loss import policy_loss
-    from gspo_hpc.algorithms.objective import resolve
+    from gspo_hpc.algorithms.objective import BatchSize, resolve
     from gspo_hpc.config.loader import from_dict
     from gspo_hpc.ops.batch import PackedBatch
 
     lengths = data["lengths"]
     count, total = len(lengths), int(lengths.sum())
-    logprobs, old = torch.from_numpy(data["logprobs"]).requires_grad_(), torch.from_numpy(data["old"])
+    logprobs = torch.from_numpy(data["logprobs"]).requires_grad_()
     nothing = torch.zeros(total, dtype=torch.int64)  # the loss does not look at what the tokens are
+    places = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     batch = PackedBatch(
         tokens=nothing,
-        positions=nothing,
+        positions=torch.from_numpy(places),
         segments=torch.zeros(EMPTY, dtype=torch.int32),
-        head_index=nothing,
+        head_index=torch.arange(total),
         targets=nothing,
         cu_seqlens=torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
         seq_ids=torch.from_numpy(np.repeat(np.arange(count), lengths)),
         loss_mask=torch.ones(total, dtype=torch.bool),
         advantages=torch.from_numpy(data["advantages"]),
-        rollout_logprobs=old,
-        old_logprobs=old,
+        rollout_logprobs=torch.from_numpy(data["rollout"]),
+        old_logprobs=torch.from_numpy(data["old"]),
         reference_logprobs=None,
         keys=tuple((row, 0) for row in range(count)),
     )
     objective = resolve(from_dict({"algorithm": OBJECTIVES[name][0]}).algorithm)
-    denominator = float(total if objective.aggregation == "token" else count)
+    denominator = float(objective.denominator(BatchSize(count, total, count, int(data["padded"]))))
 
     def run() -> Mapping[str, Any]:
         logprobs.grad = None
         loss = policy_loss(logprobs, batch, objective, denominator=denominator).loss
         loss.backward()
-        # CISPO's value here has log r where verl's has log pi: they differ by a constant.
-        return ({} if name == "cispo" else {"loss": loss.detach()}) | {"grad": logprobs.grad}
+        return ({} if name in BY_A_CONSTANT else {"loss": loss.detach()}) | {"grad": logprobs.grad}
 
     return run
 
@@ -209,7 +229,9 @@ def verl_loss(data: Arrays, name: str = "gspo") -> Run:
 
     def packed() -> Mapping[str, Any]:
         result = run()
-        return ({} if name == "cispo" else {"loss": result["loss"]}) | {"grad": _Later(lambda: result["grad"][where])}
+        return ({} if name in BY_A_CONSTANT else {"loss": result["loss"]}) | {
+            "grad": _Later(lambda: result["grad"][where])
+        }
 
     return packed
 
@@ -383,9 +405,10 @@ def save(path: str, results: Mapping[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Answer {"name", "input", "small", "output"} with {"seconds"}, until stdin ends.
+    """Answer {"name", "input", "small", "output", "processor"} with {"seconds"}, until stdin ends.
 
     The first request for a name also runs it on `small`, not timed; `output` (or null) is where the results go.
+    `processor`: seconds of this process on the processor.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout is for answers; what libraries print goes to stderr
@@ -396,9 +419,10 @@ def serve() -> None:
         if key not in ready:
             IMPLEMENTATIONS[key[0]](load(request["small"]))()
             ready = {key: IMPLEMENTATIONS[key[0]](load(key[1]))} | {k: r for k, r in ready.items() if k[1] == key[1]}
-        began = time.perf_counter()
+        clock = time.process_time if request["processor"] else time.perf_counter
+        began = clock()
         results = ready[key]()
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         if request["output"]:
             save(request["output"], results)
         del results

@@ -15,7 +15,11 @@ What to know when reading the figures:
 - Log-probs are timed forward and backward, with gradients for hidden states and weight. "entropy" in a name means that
   it is computed, too. verl's fused head cannot leave it out; TRL's chunked head is what its GRPOTrainer calls, with
   entropy.
-- The loss is timed forward and backward from log-probs on. verl's needs tensors padded to the longest response, ours
+- With --processor-time both sides have one thread, and what is compared is its time on the processor: on a machine
+  with other work wall times say little.
+- Processes of both sides keep freed memory while they are timed, as our ranks do (system/malloc.py).
+- The loss is timed forward and backward from log-probs on, with the metrics that each side computes along with it: ours
+  measures the gap between engine and trainer, too. verl's needs tensors padded to the longest response, ours
   needs packed tokens; the time to bring the input into that form is counted for neither.
 - Packing: fewer bins are fewer passes. The bound is the number of tokens over the budget, rounded up.
 - direct writes, hashes and syncs a file, with O_DIRECT (system/direct_io.py) and through the page cache. CPU seconds
@@ -91,6 +95,7 @@ def loss_inputs(small: bool) -> Arrays:
         "logprobs": old + drift.astype(np.float32),
         "lengths": lengths,
         "advantages": rng.standard_normal(count).astype(np.float32),
+        "rollout": old + rng.normal(0.0, 1e-3, len(old)).astype(np.float32),  # as an engine in other rounding has them
         "padded": np.array(padded),
     }
 
@@ -193,18 +198,20 @@ COMPARISONS = {
         )
     ],
 }
+# What system/malloc.py sets in our ranks: otherwise half of the time of a loss is the kernel's, which clears pages.
+KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_MAX_": "0"}
 OWN = "ours"  # prefix of implementations that run with this Python
 
 
 class Process:
     """One side, waiting for requests."""
 
-    def __init__(self, python: Path, log: IO[bytes]) -> None:
+    def __init__(self, python: Path, log: IO[bytes], threads: int) -> None:
         self.python = python
         self.process = subprocess.Popen(
             [python, BENCH / "implementations.py", "serve"],
             cwd=REPO,
-            env=environment(OMP_NUM_THREADS=str(cores())),
+            env=environment(OMP_NUM_THREADS=str(threads), **KEEP_FREED_MEMORY),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -248,7 +255,7 @@ def say(text: str) -> None:
 
 
 def measure(
-    item: Comparison, sides: Mapping[str, Process], repeats: int, folder: Path, log: IO[bytes]
+    item: Comparison, sides: Mapping[str, Process], repeats: int, folder: Path, log: IO[bytes], processor: bool
 ) -> Iterator[str]:
     """Make all runs of one comparison, and yield the lines of its table.
 
@@ -264,7 +271,7 @@ def measure(
     for turn in range(repeats):
         for name in item.rows:
             output = str(work / f"{name}.npz") if turn == repeats - 1 else None
-            request = {"name": name, "input": str(data), "small": str(small), "output": output}
+            request = {"name": name, "input": str(data), "small": str(small), "output": output, "processor": processor}
             times[name].append(side(sides, name).seconds(**request))
         say(f"{item.title}: turn {turn + 1} of {repeats}")
     results: Results = {}
@@ -275,7 +282,8 @@ def measure(
     peaks = {name: side(sides, name).peak(name, data, small, log) for name in item.rows} if item.memory else {}
 
     yield f"**{item.title}**\n"
-    yield "| | time, ms: median (least – most) | × ours | " + "peak MiB | × ours | " * item.memory + "results |"
+    what = "processor time" if processor else "time"
+    yield f"| | {what}, ms: median (least – most) | × ours | " + "peak MiB | × ours | " * item.memory + "results |"
     yield "|---|---|---|" + "---|---|" * item.memory + "---|"
     for name, label in item.rows.items():
         try:
@@ -302,12 +310,12 @@ def prefix(name: str) -> str:
 
 
 @contextmanager
-def all_sides(wanted: set[str], peers: Path, log: IO[bytes]) -> Iterator[dict[str, Process]]:
+def all_sides(wanted: set[str], peers: Path, log: IO[bytes], threads: int) -> Iterator[dict[str, Process]]:
     """A process for each of the sides that are wanted."""
     with ExitStack() as stack:
         sides = {}
         for name in sorted(wanted):
-            sides[name] = Process(Path(sys.executable) if name == OWN else peers / "bin" / "python", log)
+            sides[name] = Process(Path(sys.executable) if name == OWN else peers / "bin" / "python", log, threads)
             stack.callback(sides[name].close)
         yield sides
 
@@ -319,6 +327,9 @@ def main() -> int:
     peers = os.environ.get("GSPO_HPC_PEERS_VENV") or REPO / ".venv-peers"
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(COMPARISONS)} (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each implementation (default: %(default)s)")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="one thread, and its time on the processor: beside other work"
+    )
     parser.add_argument("--peers-venv", type=Path, default=Path(peers), help="made by setup_peers.sh")
     args = parser.parse_args()
     if unknown := set(args.what) - COMPARISONS.keys():
@@ -333,9 +344,10 @@ def main() -> int:
     print(f"{cores()} cores of {cpu_model()}; load average before the start: {os.getloadavg()[0]:.1f}.\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="gspo_hpc.micro.") as folder, tempfile.TemporaryFile() as log:
         try:
-            with all_sides(wanted, args.peers_venv, log) as sides:
+            with all_sides(wanted, args.peers_venv, log, 1 if args.processor_time else cores()) as sides:
                 for item in items:
-                    print("\n".join(measure(item, sides, args.repeats, Path(folder), log)), flush=True)
+                    table = measure(item, sides, args.repeats, Path(folder), log, args.processor_time)
+                    print("\n".join(table), flush=True)
         except RuntimeError as error:
             log.seek(0)
             tail = b"\n".join(log.read().splitlines()[-15:]).decode("utf-8", "replace")

@@ -15,10 +15,10 @@ class Clipped(NamedTuple):
     """The policy term of each ratio, and the bound that decided it, if one did."""
 
     terms: Tensor  # [U]
-    # [U], bool, or the share of a sequence's tokens where they are bounded before their mean. Bounds stop an advantage
-    # above 0 at a high ratio and one below 0 at a low ratio, unless the function says otherwise.
-    low: Tensor
-    high: Tensor
+    # [U], bool or 1 and 0, or the share of a sequence's tokens where they are bounded before their mean. Bounds stop an
+    # advantage above 0 at a high ratio and one below 0 at a low ratio, unless the function says otherwise.
+    low: Tensor | None  # None where there is no such bound
+    high: Tensor | None
 
 
 def clipped_terms(
@@ -29,18 +29,16 @@ def clipped_terms(
     With `dual_clip` c the term of A < 0 is -max(min(...), c A): a ratio above c has no gradient, and is "high" too.
     The branch is chosen before the exponential, so a ratio that overflows but is clipped leaves no NaN in the gradient.
     """
-    low = (advantages < 0) & (log_ratio < math.log1p(-clip_low))
-    high = (advantages > 0) & (log_ratio > math.log1p(clip_high))
-    free = ~(low | high) & (advantages != 0)
-    far = None
+    least, most = math.log1p(-clip_low), math.log1p(clip_high)
+    positive, negative = advantages > 0, advantages < 0
+    low, high = negative & (log_ratio < least), positive & (log_ratio > most)
+    free = (positive | negative) ^ (low | high)
+    bound = log_ratio.detach().clamp(least, most)
     if dual_clip:
-        far = (advantages < 0) & (log_ratio > math.log(dual_clip))
-        free = free & ~far
-    ratio = torch.where(free, log_ratio, 0.0).exp()
-    ratio = torch.where(low, 1.0 - clip_low, torch.where(high, 1.0 + clip_high, ratio))
-    if far is not None:
-        ratio, high = torch.where(far, dual_clip, ratio), high | far
-    return Clipped(-ratio * advantages, low, high)
+        far = negative & (log_ratio > math.log(dual_clip))
+        free, high = free ^ far, high | far
+        bound = torch.where(far, math.log(dual_clip), bound)
+    return Clipped(-torch.where(free, log_ratio, bound).exp() * advantages, low, high)
 
 
 def weighted_terms(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Clipped:
@@ -51,7 +49,9 @@ def weighted_terms(log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_
     """
     ratio = log_ratio.detach().exp()
     least, most = 1.0 - clip_low, 1.0 + clip_high
-    return Clipped(-ratio.clamp(least, most) * advantages * log_ratio, ratio < least, ratio > most)
+    weights = ratio.clamp(least, most).mul_(advantages).neg_()
+    low = torch.lt(ratio, least, out=torch.empty_like(ratio)) if least > 0 else None
+    return Clipped(weights * log_ratio, low, ratio.gt_(most))
 
 
 def masked_terms(
@@ -69,8 +69,9 @@ def masked_terms(
 
 def gated_terms(log_ratio: Tensor, advantages: Tensor, positive: float, negative: float) -> Clipped:
     """Return -(4 / t) sigmoid(t (r - 1)) A (SAPO) from log r [U] and A [U]: t is `positive` where A > 0."""
-    ratio = log_ratio.clamp(max=_LARGEST).exp()
-    temperature = torch.full_like(ratio, negative).masked_fill(advantages > 0, positive)
-    terms = -4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0)) * advantages
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    return Clipped(terms, never, never)
+    # A clamp, whose gradient takes a CPU a quarter of the time.
+    ratio = torch.nn.functional.hardtanh(log_ratio, -math.inf, _LARGEST).exp()
+    # By the sign of A: half of the time of a choice.
+    temperature = advantages.sign().mul_((positive - negative) / 2.0).add_((positive + negative) / 2.0)
+    scale = (-4.0 * advantages).div_(temperature)
+    return Clipped(torch.sigmoid(temperature * (ratio - 1.0)) * scale, None, None)

@@ -27,22 +27,27 @@ class Ratios(NamedTuple):
     valid: Tensor  # [U] bool, the ratios that count
     bounded: tuple[Tensor, Tensor] | None = None  # [U] shares of tokens that were bounded below and above, if any are
     change: Tensor | None = None  # [U] pi - pi_old of each token, without gradient, where a mask asks for it
+    differences: Tensor | None = None  # [R] log pi - log pi_old, where they are known already
 
 
 def sequence_ratio(current: Tensor, old: Tensor, advantages: Tensor, samples: Samples) -> Ratios:
     """Return one ratio per sequence, U = S, from log-probs [R] of both policies and advantages [S]."""
-    return Ratios(samples.sum(current - old) / samples.lengths, advantages, samples.tokens > 0)
+    differences = current - old
+    return Ratios(samples.sum(differences) / samples.lengths, advantages, samples.tokens > 0, differences=differences)
 
 
 def sequence_token_ratio(current: Tensor, old: Tensor, advantages: Tensor, samples: Samples) -> Ratios:
     """Return the sequence's ratio at each of its tokens, U = R, with the gradient of the token's own log-prob."""
-    mean = (samples.sum(current - old).detach() / samples.lengths)[samples.ids]
-    return Ratios(mean + (current - current.detach()), _at_tokens(advantages, samples), samples.mask)
+    differences = (current - old).detach()
+    mean = samples.at_tokens(samples.sum(differences) / samples.lengths)
+    ratio = mean + (current - current.detach())
+    return Ratios(ratio, _at_tokens(advantages, samples), samples.mask, differences=differences)
 
 
 def token_ratio(current: Tensor, old: Tensor, advantages: Tensor, samples: Samples) -> Ratios:
     """Return one ratio per token, U = R."""
-    return Ratios(current - old, _at_tokens(advantages, samples), samples.mask)
+    differences = current - old
+    return Ratios(differences, _at_tokens(advantages, samples), samples.mask, differences=differences)
 
 
 def geometric_ratio(
@@ -52,17 +57,22 @@ def geometric_ratio(
 
     Tokens that are bounded have no gradient; the others of their sequence keep theirs.
     """
-    difference, at = current - old, _at_tokens(advantages, samples)
-    low, high = (at < 0) & (difference < -clip_low), (at > 0) & (difference > clip_high)
-    difference = torch.where(low, -clip_low, torch.where(high, clip_high, difference))
-    shares = tuple(samples.sum(where.to(samples.dtype)) / samples.lengths for where in (low, high))
-    valid = samples.tokens > 0
-    return Ratios(samples.sum(difference) / samples.lengths, advantages, valid, (shares[0], shares[1]))
+    differences = current - old
+    lowest = torch.full_like(advantages, -torch.inf).masked_fill_(advantages < 0, -clip_low)
+    highest = torch.full_like(advantages, torch.inf).masked_fill_(advantages > 0, clip_high)
+    bound = differences.detach().clamp(samples.at_tokens(lowest), samples.at_tokens(highest))
+    free = bound == differences
+    share = samples.sum((~free).to(samples.dtype)) / samples.lengths
+    shares = torch.where(advantages < 0, share, 0.0), torch.where(advantages > 0, share, 0.0)
+    # The gradient of a clamp between tensors takes a CPU four times as long as that of a choice.
+    log_ratio = samples.sum(torch.where(free, differences, bound)) / samples.lengths
+    return Ratios(log_ratio, advantages, samples.tokens > 0, shares, differences=differences)
 
 
 def _at_tokens(advantages: Tensor, samples: Samples) -> Tensor:
     """Return the advantage [R] of each token, from those of the samples [S]."""
-    return torch.where(samples.mask, advantages[samples.ids], 0.0)
+    found = samples.at_tokens(advantages)
+    return found if samples.all_count else torch.where(samples.mask, found, 0.0)
 
 
 RATIOS = {"sequence": sequence_ratio, "sequence_token": sequence_token_ratio, "token": token_ratio}

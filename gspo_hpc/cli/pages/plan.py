@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from gspo_hpc.algorithms import combinations
 from gspo_hpc.cli.pages.render import grid, item, text
-from gspo_hpc.config.derived import older_weights_sample
+from gspo_hpc.config.derived import has_own_layout, older_weights_sample
 from gspo_hpc.config.reading.places import Places, together
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.section import written
@@ -203,7 +203,13 @@ def _ranks(plan: Plan, every: bool) -> Iterator[RenderableType]:
 
 def _teacher(key: str, config: Config) -> str:
     """Return which model the pass of the reference is of, where that is a teacher."""
-    return f", of the teacher {config.algorithm.teacher}" if key == "reference" and config.algorithm.has_teacher else ""
+    if key != "reference" or not config.algorithm.has_teacher:
+        return ""
+    of, at = f", of the teacher {config.algorithm.teacher}", config.parallel.of_teacher()
+    if has_own_layout(config):
+        of += f" with TP {at.tensor_model_parallel_size}, PP {at.pipeline_model_parallel_size}, CP "
+        of += f"{at.context_parallel_size}, EP {at.expert_model_parallel_size}"
+    return of
 
 
 def _passes(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from gspo_hpc.config.constants import PROBE_PROMPTS
 from gspo_hpc.config.derived import (
     PassName,
     engines_per_node,
+    has_own_layout,
     offloaded_parts,
     old_logprobs_are_the_engines,
     pass_size,
@@ -121,10 +122,16 @@ def of_teacher(config: Config, stage: int) -> dict[str, int]:
     arch = parameters.teacher(config)
     if arch is None:
         return {}
-    cp = config.parallel.context_parallel_size
-    tokens, responses = micro_batch_tokens(config, "reference") / cp, -(-_response_tokens(config, "reference") // cp)
     own = teacher_config(config)
-    return {"teacher": parameters.teacher_weights(config, stage)} | of_forward(arch, own, stage, tokens, responses)
+    cp = own.parallel.context_parallel_size
+    tokens, responses = micro_batch_tokens(config, "reference") / cp, -(-_response_tokens(config, "reference") // cp)
+    # In a layout of its own a rank has another stage of it than of the policy: the fullest stage is for all.
+    stages = range(own.parallel.pipeline_model_parallel_size) if has_own_layout(config) else (stage,)
+    each = (
+        {"teacher": parameters.teacher_weights(config, one)} | of_forward(arch, own, one, tokens, responses)
+        for one in stages
+    )
+    return max(each, key=lambda parts: sum(parts.values()))
 
 
 def probe_tokens(config: Config) -> tuple[int, int]:

@@ -264,7 +264,7 @@ def _of_trainers(config: Config, state: Bytes, copy: int) -> dict[str, int]:
         buckets = 2 if config.checkpoint.async_save or config.cluster.platform == "cpu" else 3
         found["save_transit"] = buckets * passing * trainers
     if config.algorithm.has_teacher:
-        stages = config.parallel.pipeline_model_parallel_size
+        stages = config.parallel.of_teacher().pipeline_model_parallel_size
         found["teacher"] = max(teacher_weights(config, one) for one in range(stages)) * trainers
     elif config.algorithm.kl_beta > 0 and not reference_is_base(config):
         weights = state.gradients // _gradient(config) * _item(config)  # of what is trained

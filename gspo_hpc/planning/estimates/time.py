@@ -165,7 +165,7 @@ def _reference(model: Sizes, config: Config, device: Device, given: Work, traine
         own = teacher_config(config)
         model = sizes(arch, own)
     forward = passes.forward_flops(model, own, given)
-    return passes.seconds(model, own, device, forward, trained, 1, 1.0) + passes.reference(model, config, device)
+    return passes.seconds(model, own, device, forward, trained, 1, 1.0) + passes.reference(model, own, device)
 
 
 def of_plan(

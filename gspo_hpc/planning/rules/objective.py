@@ -10,7 +10,14 @@ from enum import auto
 from typing import Any
 
 from gspo_hpc.algorithms import objective
-from gspo_hpc.config.derived import has_unseen, rewards_count, samples_part_of_distribution, teacher_config
+from gspo_hpc.config.derived import (
+    has_own_layout,
+    has_unseen,
+    rewards_count,
+    samples_part_of_distribution,
+    teacher_config,
+)
+from gspo_hpc.config.schema import Config
 from gspo_hpc.config.sections import reward_models
 from gspo_hpc.config.sections.reward_models import FUNCTION
 from gspo_hpc.models.positions import Positions
@@ -109,7 +116,10 @@ def _teacher_family(plan: PlanBuilder) -> Iterator[str]:
         yield f"algorithm.teacher {teacher} cannot be run by this version: {reason.partition('. On GPUs')[0]}"
 
 
-@rule(ObjectiveRule.TEACHER_FITS_LAYOUT, "the trainer's layout divides `algorithm.teacher` as it divides the model")
+@rule(
+    ObjectiveRule.TEACHER_FITS_LAYOUT,
+    "the trainer's layout, or that of `parallel.teacher_...`, divides `algorithm.teacher` as it divides the model",
+)
 def _teacher_layout(plan: PlanBuilder) -> Iterator[str]:
     if (taught := _of_teacher(plan)) is None:
         return
@@ -120,8 +130,25 @@ def _teacher_layout(plan: PlanBuilder) -> Iterator[str]:
     longest = longest_of_teacher(plan)
     if longest is not None and plan.longest_sequence > longest.length:
         messages.append(too_long(plan.longest_sequence, longest))
+    whose = "the trainer's layout"
+    if has_own_layout(plan.config):
+        whose = "a layout of its own (parallel.teacher_...)"
+        messages += _cuts(taught.config, plan.world)
     for message in messages:
-        yield f"algorithm.teacher has the trainer's layout: {message.replace('of the model', 'of the teacher')}"
+        yield f"algorithm.teacher has {whose}: {message.replace('of the model', 'of the teacher')}"
+
+
+def _cuts(own: Config, world: int | None) -> Iterator[str]:
+    """Yield what is wrong with the number of ranks for the teacher's sizes."""
+    at = own.parallel
+    tp, pp, cp = at.tensor_model_parallel_size, at.pipeline_model_parallel_size, at.context_parallel_size
+    etp, ep = at.expert_tensor_parallel_size or tp, at.expert_model_parallel_size
+    for product, names in (
+        (tp * pp * cp, f"its tensor ({tp}) x pipeline ({pp}) x context ({cp})"),
+        (etp * ep * pp, f"its expert tensor ({etp}) x expert ({ep}) x pipeline ({pp})"),
+    ):
+        if world is not None and world % product:
+            yield f"world_size ({world}) must be divisible by {names} parallel size = {product}"
 
 
 @rule(ObjectiveRule.TEACHER_VOCABULARY, "the vocabulary of `algorithm.teacher` has at least the rows of the model's")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo_hpc.algorithms.terms import gap_buckets
+from gspo_hpc.algorithms.terms.aggregation import Samples
 from gspo_hpc.config.derived import gap_limits
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.policy import rounding
@@ -167,19 +168,24 @@ def test_other_causes_of_a_rollouts_gap() -> None:
     RolloutGapMonitor(HALF).judge(few, 0)
 
 
+def samples(ids: list[int], mask: list[bool]) -> Samples:
+    counted = torch.tensor(mask)
+    return Samples(torch.tensor(ids), max(ids) + 1, counted, torch.float32, lambda x: x)
+
+
 def test_without_a_prefix_cache_nothing_was_cached() -> None:
     """As with zeros in the place of what is not known, which would be read and counted for nothing."""
-    gap, mask = torch.tensor([0.25, 0.5, 7.0, 1.0]), torch.tensor([True, True, False, True])
-    positions = torch.tensor([1, 257, 1, 20_000])
-    unknown = gap_buckets.sums_by_bucket(gap, mask, None, positions)
-    assert torch.equal(unknown, gap_buckets.sums_by_bucket(gap, mask, torch.zeros(4, dtype=torch.int64), positions))
+    size, of = torch.tensor([0.25, 0.5, 0.0, 1.0]), samples([0, 0, 1, 2], [True, True, False, True])
+    before, every = torch.tensor([0, 256, 0, 19_999]), torch.arange(4)
+    unknown = gap_buckets.sums_by_bucket(size, of, None, before, every)
+    assert torch.equal(unknown, gap_buckets.sums_by_bucket(size, of, torch.zeros(3, dtype=torch.int64), before, every))
     assert unknown[0].tolist() == [1.75, 3.0]
 
 
 def test_gaps_are_summed_by_place() -> None:
-    gap = torch.tensor([1.0, 2.0, 4.0, 8.0])
-    mask = torch.tensor([True, True, True, False])
-    table = gap_buckets.sums_by_bucket(gap, mask, torch.tensor([0, 256, 257, 0]), torch.tensor([256, 257, 20_000, 1]))
+    size, of = torch.tensor([1.0, 2.0, 4.0, 0.0]), samples([0, 1, 2, 3], [True, True, True, False])
+    before = torch.tensor([255, 256, 19_999, 0])
+    table = gap_buckets.sums_by_bucket(size, of, torch.tensor([0, 256, 257, 0]), before, torch.arange(4))
     found = {name: tuple(row) for name, row in zip(gap_buckets.NAMES, table.tolist(), strict=True) if row[1]}
     assert found == {
         "logprob_gap/cached_0": (1.0, 1.0),

@@ -28,6 +28,8 @@ REASONS = {
         *("parallel.num_layers_in_first_pipeline_stage", "parallel.num_layers_in_last_pipeline_stage"),
         *("parallel.expert_model_parallel_size", "parallel.expert_tensor_parallel_size"),
         *("parallel.sequence_parallel", "parallel.overlap_grad_reduce", "parallel.overlap_param_gather"),
+        *("parallel.teacher_tensor_model_parallel_size", "parallel.teacher_pipeline_model_parallel_size"),
+        *("parallel.teacher_context_parallel_size", "parallel.teacher_expert_model_parallel_size"),
         *("moe.token_dispatcher", "optimizer.distributed"),
     ),
     "where values wait, or whether they are computed again: they are the same": (

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.cli.pages.plan import _passes
 from gspo_hpc.config.derived import rewards_count, teacher_config
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.machine import Parallel
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.planning.estimates import devices, parameters, time
@@ -84,6 +86,18 @@ def test_the_estimator_is_the_one_whose_gradient_is_the_reverse_divergence() -> 
             | {"model": {"path": "Qwen3-0.6B"}, "algorithm": {"teacher": "Qwen3-235B-A22B"}},
             "algorithm.teacher has the trainer's layout: num_hidden_layers (94) of the teacher must be divisible by",
         ),
+        (
+            {"parallel": {"teacher_tensor_model_parallel_size": 16}},
+            "algorithm.teacher has a layout of its own (parallel.teacher_...): num_attention_heads (40) of the teacher",
+        ),
+        (
+            {"parallel": {"teacher_pipeline_model_parallel_size": 3}},
+            "world_size (8) must be divisible by its tensor (2) x pipeline (3) x context (1) parallel size = 6",
+        ),
+        (
+            {"parallel": {"teacher_pipeline_model_parallel_size": 5}},
+            "algorithm.teacher has a layout of its own (parallel.teacher_...): num_hidden_layers (48) of the teacher",
+        ),
         ({"rollout": {"dynamic_sampling": True}}, "rollout.dynamic_sampling replaces groups whose rewards are equal"),
         ({"data": {"eval": "rows.jsonl"}}, "data.eval gives prompts for evaluation, and no reward function grades"),
         ({"data": {"train_ratio": 0.9}}, "data.train_ratio gives prompts for evaluation, and no reward function"),
@@ -118,6 +132,56 @@ def test_memory_and_time_are_those_of_its_own_size() -> None:
         for name, one in (("small", small), ("large", large))
     }
     assert 3.5 < seconds["large"] / seconds["small"] < 5.0
+
+
+def test_memory_and_time_are_those_of_its_own_layout() -> None:
+    """Cut in four, a rank holds a quarter of what it holds whole; the trainer's own part of the plan stays the same."""
+    shared = make_plan(config("Qwen2.5-32B"))
+    sizes = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    cut = config("Qwen2.5-32B", parallel=sizes | {"teacher_tensor_model_parallel_size": 8})
+    piped = config("Qwen2.5-32B", parallel=sizes | {"teacher_pipeline_model_parallel_size": 4})
+    whole = shared.memory
+    assert whole is not None
+    for given in (cut, piped):
+        plan = make_plan(given)
+        assert plan.valid and plan.memory is not None
+        parts, before = plan.memory.phase("teacher").parts, whole.phase("teacher").parts
+        assert 0.2 < parts["teacher"] / before["teacher"] < 0.31
+        assert plan.memory.phase("update").parts == whole.phase("update").parts
+        assert plan.memory.host["teacher"] == 8 * parts["teacher"]
+        assert plan.quantities == shared.quantities
+    lines = [line for key, line in _passes(make_plan(cut), cut) if key == "reference"]
+    assert lines == ["micro_batch_tokens 8,192, of the teacher Qwen2.5-32B with TP 8, PP 1, CP 1, EP 1"]
+    device = devices.card(cut.cluster)
+    assert device is not None
+    seconds = [
+        time.estimate(time.sizes(make_arch(one), one), one, device, time.work(one, 128), 1e6).seconds
+        for one in (config("Qwen2.5-32B"), cut)
+    ]
+    assert seconds[0]["reference"] != seconds[1]["reference"] and seconds[0]["update"] == seconds[1]["update"]
+
+
+def test_a_layout_of_the_teacher_has_nothing_of_the_trainers_stages() -> None:
+    trainers = {
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "num_layers_in_first_pipeline_stage": 12,
+    }
+    given = Parallel(**trainers, teacher_pipeline_model_parallel_size=4, teacher_tensor_model_parallel_size=2)
+    its = given.of_teacher()
+    assert (its.pipeline_model_parallel_size, its.tensor_model_parallel_size, its.sequence_parallel) == (4, 2, True)
+    assert its.virtual_pipeline_model_parallel_size is its.num_layers_in_first_pipeline_stage is None
+    same = Parallel(**trainers, teacher_pipeline_model_parallel_size=2)
+    assert same.of_teacher() is same, "the trainer's own size, with its stages"
+
+
+def test_a_layout_without_a_teacher_is_told() -> None:
+    alone = {"teacher": None}
+    given = config(algorithm=alone, parallel={"teacher_context_parallel_size": 2})
+    assert any(
+        "parallel.teacher_context_parallel_size (2) is of the layout" in one for one in make_plan(given).warnings
+    )
+    assert not any("is of the layout" in one for one in make_plan(config(algorithm=alone)).warnings)
 
 
 def test_a_teacher_of_adapters_has_none_itself() -> None:
