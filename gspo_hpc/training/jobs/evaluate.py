@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.data import hub_data
 from gspo_hpc.data.sources import parts
 from gspo_hpc.evaluation import evaluate as evaluation
-from gspo_hpc.evaluation import stored
+from gspo_hpc.evaluation import kept, stored
 from gspo_hpc.evaluation.scores import Scores
 from gspo_hpc.models import hub
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.system.files import make_inner_dir
 from gspo_hpc.system.text import first_line, printable
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
@@ -37,17 +40,33 @@ def evaluate(
     _, unseen = read_prompts(config)
     checkpoint = one_rank.checkpoint_of(run, step, remark)
     reached = None if checkpoint is None else int(checkpoint.name)
+    key = kept.fingerprint(config, checkpoint)
+    folder = _unfinished(run, reached, out, key)
     with one_rank.sampling_worker(config, checkpoint, unseen) as worker:
-        found = evaluation.run(one_rank.completions_of(worker), unseen, len(unseen), config)
-        rows = evaluation.rows(worker.ranks.exchange, found, config, reached)
-    if out is not None:
-        stored.write(out, rows)
-    elif run is not None and reached is not None:
-        try:
-            stored.write_into(run, reached, rows, by_command=True)
-        except OSError as error:  # somebody else's run: its scores are of use all the same
-            remark(f"the completions are not kept, give --out FILE: {error.filename}: {error.strerror}")
+        source = one_rank.completions_of(worker)
+        with kept.keeping(source, source.generate_into, folder, key, remark) as completions:
+            found = evaluation.run(completions, unseen, len(unseen), config)
+            rows = evaluation.rows(worker.ranks.exchange, found, config, reached)
+            if out is not None:
+                stored.write(out, rows)
+            elif run is not None and reached is not None:
+                try:
+                    stored.write_into(run, reached, rows, by_command=True)
+                except OSError as error:  # somebody else's run: its scores are of use all the same
+                    remark(f"the completions are not kept, give --out FILE: {error.filename}: {error.strerror}")
     return shown(len(unseen), found.scores, stored.most_common_failure(rows), as_json)
+
+
+def _unfinished(run: RunDir | None, reached: int | None, out: Path | None, key: str) -> Path | None:
+    """Return the folder in which completions are kept while the evaluation goes on; None where no file is to be."""
+    if out is not None:
+        return Path(f"{out}.unfinished")
+    if run is None or reached is None:
+        return None
+    with contextlib.suppress(OSError):  # that it cannot be made is told later
+        for folder in (run.evaluations, run.evaluations / "unfinished"):
+            make_inner_dir(folder)
+    return run.evaluations / "unfinished" / f"{reached:06d}-{key[:16]}"
 
 
 def _complete(config: Config) -> Config:

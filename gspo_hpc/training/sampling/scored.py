@@ -60,6 +60,12 @@ class ScoredCompletions:
             return generated
         return replace(generated, own=self.score(generated.own, keep))
 
+    def generate_into(self, request: Request, journal: Journal) -> Generated:
+        """Sample and grade completions, and write each group to `journal` once it has its whole rewards. Collective."""
+        if self._worker.models is None:
+            return self.generate(request, journal)
+        return self.generate(request, keep=lambda group: journal.append([group]))
+
     def score(self, groups: Mapping[int, Group], keep: Keep = keep_nowhere) -> dict[int, Group]:
         """Return groups that this rank holds with the scores of reward models. Collective.
 
