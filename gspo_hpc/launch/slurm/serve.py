@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace, run_name
 from gspo_hpc.launch import preflight
-from gspo_hpc.launch.slurm import commands, srun
+from gspo_hpc.launch.slurm import batch_step, commands, srun
 from gspo_hpc.launch.slurm.compat import Executor
 from gspo_hpc.launch.slurm.server_job import KEY, ORDER, Order, gpus_of
 from gspo_hpc.launch.slurm.submit import PATIENCE, comment_of, hand_in, make_executor, undone
@@ -69,12 +67,4 @@ def submit(config: Config, order: Order) -> tuple[str, Path]:
 
 
 def _command(config: Config, order: Order, folder: Path) -> str:
-    """Return the command of the batch step; in a container, it is started there by srun."""
-    box, code = config.slurm.container, folder / srun.CODE
-    if box is None:
-        python = config.slurm.python or sys.executable
-        return shlex.join([python, "-u", "-P", "-m", _MODULE, str(folder)])
-    names = [*srun.environment(config, code), KEY]
-    inside = srun.in_container(box, config.cluster.platform == "cuda", Path(order.target).resolve(), code, names)
-    step = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", *config.slurm.srun]
-    return shlex.join([*step, *inside, box.python, "-u", "-P", "-m", _MODULE, str(folder)])
+    return batch_step.command(config, _MODULE, folder, Path(order.target).resolve(), [KEY])

@@ -1,0 +1,109 @@
+"""An evaluation in a Slurm job: what was asked for, and the batch step itself.
+
+``python -m gspo_hpc.launch.slurm.evaluation_job JOB_DIR`` evaluates as ``gspo-hpc eval`` does, into the job's log and
+the same files. Slurm starts it again after a preemption or the loss of its node; before the time limit it puts itself
+back into the queue. What was sampled by then is kept (evaluation/kept.py). :mod:`gspo_hpc.launch.slurm.evaluation`
+hands it in.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_hpc.config import loader
+from gspo_hpc.config.schema import Config
+from gspo_hpc.launch.slurm import ending, srun
+from gspo_hpc.system import environment
+from gspo_hpc.system.exit_codes import FAILED
+from gspo_hpc.system.files import read_json, write_json
+from gspo_hpc.system.signals import StopFlag, signals_default_in_children
+
+ORDER, _BEFORE = "eval.json", "kept.json"  # in a job folder: what is asked for; what was kept at the last requeue
+_POLL = 1.0
+_GRACE = 20.0  # seconds in which an evaluation that is stopped must end
+
+
+@dataclass(frozen=True)
+class Order:
+    """An evaluation that is asked for."""
+
+    target: str  # a run directory, a config, or the folder of a model
+    is_run: bool
+    step: int | None
+    out: str | None  # file of the completions; None: one of the run
+    overrides: tuple[str, ...]
+
+    def command(self) -> list[str]:
+        """Return the command that evaluates."""
+        step = [] if self.step is None else ["--step", str(self.step)]
+        out = [] if self.out is None else ["--out", self.out]
+        return environment.python("gspo_hpc", "eval", self.target, *step, *out, *self.overrides)
+
+    def kept_bytes(self) -> int:
+        """Return how much of the evaluation is kept; it is what tells whether an allocation was of any use."""
+        folder = (
+            Path(self.target) / "evaluations" / "unfinished" if self.out is None else Path(f"{self.out}.unfinished")
+        )
+        return sum(path.stat().st_size for path in folder.rglob("*.journal"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate; go back into the queue where the time is up. Return the exit code of the evaluation."""
+    (folder,) = map(Path, sys.argv[1:] if argv is None else argv)
+    values = read_json(folder / ORDER)
+    order, config = Order(**{**values, "overrides": tuple(values["overrides"])}), loader.load(folder / "config.yaml")
+    os.environ.update(srun.environment(config, folder / srun.CODE))
+    job_id = os.environ["SLURM_JOB_ID"]
+    flag = StopFlag().start()
+    end = ending.end_time(config, job_id)
+    with signals_default_in_children():
+        child = subprocess.Popen(order.command())
+    try:
+        while child.poll() is None and flag.requested is None:
+            if end is not None and time.time() > end - config.slurm.signal_seconds:
+                return _go_on_later(config, order, folder, job_id, child, flag)
+            time.sleep(_POLL)
+    finally:
+        _end(child)
+    if flag.requested is not None:  # Slurm puts a job that it preempts back into the queue by itself
+        ending.say(f"stopped by {flag.requested}: the next start of this job goes on")
+        return FAILED
+    return int(child.returncode)
+
+
+def _go_on_later(
+    config: Config, order: Order, folder: Path, job_id: str, child: subprocess.Popen[bytes], flag: StopFlag
+) -> int:
+    _end(child)
+    kept, path = order.kept_bytes(), folder / _BEFORE
+    before = int(read_json(path)["bytes"]) if path.exists() else -1
+    if kept <= max(0, before):
+        ending.say(
+            f"slurm.time_minutes ({config.slurm.time_minutes}) were not enough to answer one more prompt: submit it "
+            "with a longer time"
+        )
+        return FAILED
+    write_json(path, {"bytes": kept})
+    ending.say(f"the time is nearly up; {kept:,} bytes of completions are kept, and the next start goes on")
+    return ending.requeue(config, job_id, [], flag)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the evaluation, if it lives; it has nothing to save."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
