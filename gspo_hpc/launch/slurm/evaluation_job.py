@@ -47,9 +47,8 @@ class Order:
 
     def kept_bytes(self) -> int:
         """Return how much of the evaluation is kept; it is what tells whether an allocation was of any use."""
-        folder = (
-            Path(self.target) / "evaluations" / "unfinished" if self.out is None else Path(f"{self.out}.unfinished")
-        )
+        of_run = Path(self.target) / "evaluations" / "unfinished"
+        folder = of_run if self.out is None else Path(f"{self.out}.unfinished")
         return sum(path.stat().st_size for path in folder.rglob("*.journal"))
 
 
@@ -71,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(_POLL)
     finally:
         _end(child)
-    if flag.requested is not None:  # Slurm puts a job that it preempts back into the queue by itself
+    if flag.requested is not None:
         ending.say(f"stopped by {flag.requested}: the next start of this job goes on")
-        return FAILED
+        return ending.requeue(config, job_id, [], flag)
     return int(child.returncode)
 
 

@@ -13,9 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = (
         "Answers the evaluation prompts and prints the accuracy of greedy decoding, and avg@k, pass@k and maj@k if "
         "eval.samples is above 1. The completions stay in the folder evaluations of a run, or in the file of --out; "
-        "`rescore` grades them again, and `compare` compares two evaluations. An evaluation that is killed goes on where "
-        "it stood. With --slurm it is a job of low priority, with the section slurm of the run and the settings that are "
-        "given; it goes back into the queue by itself until it is done, and its log has the scores."
+        "`rescore` grades them again, and `compare` compares two evaluations. An evaluation that is killed goes on "
+        "where it stood. With --slurm it is a job of low priority, with the section slurm of the run and the settings "
+        "that are given; it goes back into the queue by itself until it is done, and its log has the scores."
     )
     examples = """
         gspo-hpc eval runs/tiny
