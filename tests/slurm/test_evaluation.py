@@ -27,7 +27,7 @@ def graded(completion, *, prompt, fields):
 def test_an_evaluation_goes_back_into_the_queue_until_it_is_done(undisturbed: SlurmRun) -> None:
     run = SlurmRun(undisturbed.config, undisturbed.run_dir)
     grader, out = undisturbed.run_dir.parent / "slow_grader.py", undisturbed.run_dir.parent / "evaluated.jsonl"
-    grader.write_text(GRADER.format(seconds=2.0))
+    grader.write_text(GRADER.format(seconds=5.0))
     reward = f"reward.functions=[{{function: '{grader}:graded'}}]"
     words = (str(run.run_dir), reward, "reward.workers=1", "--out")
     limits = ("slurm.partition=low", "slurm.time_minutes=2", "slurm.signal_seconds=60")
