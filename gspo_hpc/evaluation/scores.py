@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist
 
-import numpy as np
-
 _DRAWS = 2000  # of the bootstrap
 
 Scores = dict[str, float | None]  # by name; None where nothing was graded, so that there is nothing to say
@@ -145,6 +143,8 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tup
 
 
 def _drawn_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    import numpy as np  # a report, which only shows completions, does without it
+
     drawn = np.random.default_rng(0).integers(len(values), size=(_DRAWS, len(values)))
     means = np.asarray(values, np.float64)[drawn].mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])

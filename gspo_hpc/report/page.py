@@ -16,6 +16,7 @@ from pathlib import Path
 from gspo_hpc.report import experts
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.details import attempts, plan, settings
+from gspo_hpc.report.evaluated import evaluated
 from gspo_hpc.report.failure import failure
 from gspo_hpc.report.findings import ShownFinding
 from gspo_hpc.report.render import asset, render
@@ -73,6 +74,7 @@ def page(
         figures=drawn,
         readouts={name: asdict(one) for name, one in readouts(drawn).items()},
         samples=samples(run),
+        evaluated=evaluated(run),
         attempts=attempts(run),
         plan=plan(run),
         settings=settings(run),

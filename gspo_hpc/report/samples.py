@@ -80,8 +80,8 @@ def samples(run: RunData) -> Samples:
     every = _pairs(run.samples)
     pairs = sorted(every, key=lambda pair: _ORDER.index(_change(*pair)))[:MOST_PAIRS]
     trained = [row for row in run.samples if row.get("phase") == "train"][-MOST_TRAINED:]
-    frame = _frame([str((first or last or {}).get("prompt")) for first, last in pairs])
-    own = _frame([str(row.get("prompt")) for row in trained])
+    frame = frame_of([str((first or last or {}).get("prompt")) for first, last in pairs])
+    own = frame_of([str(row.get("prompt")) for row in trained])
     return Samples(
         pairs=tuple(_pair(first, last, frame) for first, last in pairs),
         shared=passage(frame[0] + " … " + frame[1]) if any(frame) else None,
@@ -122,7 +122,7 @@ def _pairs(
     return [(before.get(prompt), later.get(prompt)) for prompt in prompts]
 
 
-def _frame(prompts: Sequence[str]) -> tuple[str, str]:
+def frame_of(prompts: Sequence[str]) -> tuple[str, str]:
     """Return what all prompts begin and end with, in whole lines and special tokens: usually the chat template.
 
     Both are empty if there is only one prompt, which has nothing to be compared with.

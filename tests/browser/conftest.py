@@ -13,12 +13,13 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.schema import Reward, RewardFunction, Tracking
+from gspo_hpc.evaluation import stored
 from gspo_hpc.runs import sample_record
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.sample_record import End, RecordedGroup, RecordedSample
 from tests.browser import chromium
 from tests.browser.chromium import Browser, Tab
-from tests.unit.report.test_page import make_run, record, sample
+from tests.unit.report.test_page import answered, make_run, record, sample
 
 STEPS = (1, 5, 10)
 LONG = "an_answer_without_any_break_" * 12
@@ -99,6 +100,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     run.attempt(2).log_path(0).write_text("starting\n" * 30 + text)
     run.attempt(2).finish("failed", 1, f"rank 0 ended with exit code 1: ValueError: no answer from {LONG}")
     plain = make_run(root / "plain", [record(step, reward=-3.0 - step) for step in range(1, 9)])
+    answers = [answered(1, right=True), answered(2, text=LONG), answered(3, failure=f"ValueError: {LONG}")]
+    stored.write_into(run, 20, [*answers, *(answered(row, right=True) for row in range(10, 40))])
     assert main(["report", str(run.path)]) == main(["report", str(plain.path)]) == 0
     assert main(["report", "--compare", str(run.path), str(plain.path), "--out", str(root / "compare.html")]) == 0
     found = {

@@ -204,3 +204,15 @@ def test_a_link_to_a_sample_opens_it(pages: Pages, tab: Tab) -> None:
     tab.requests.clear()
     tab.settle()
     tab.requests[:] = [url for url in tab.requests if url != "about:blank"]
+
+
+def test_a_reader_chooses_right_wrong_or_failed_answers(pages: Pages, tab: Tab) -> None:
+    shown = tab.show(pages.all["failed"])
+    visible = (
+        "[...document.querySelectorAll('.answered')].filter((one) => one.offsetParent).map((one) => one.classList[1])"
+    )
+    assert sorted(set(shown.run(visible))) == ["failed", "right", "wrong"]
+    for kind in ("failed", "wrong", "right", "all"):
+        shown.run(f"document.querySelector('label[for=answers-{kind}]').click()")
+        found = set(shown.run(visible))
+        assert found == ({"failed", "right", "wrong"} if kind == "all" else {kind}), kind

@@ -23,6 +23,7 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.schema import Config, Data, Model, Reward, RewardFunction, Rollout, Run
+from gspo_hpc.evaluation import stored
 from gspo_hpc.launch import status
 from gspo_hpc.planning import exactness
 from gspo_hpc.report import details, render
@@ -34,11 +35,12 @@ from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import AttemptView, read_run
 from gspo_hpc.system.files import write_json
 
-VOID = {"meta", "br"}
+LAST = 20  # step of the stored evaluation
+VOID = {"meta", "br", "input"}
 ALLOWED_TAGS = set(
     "html head meta title style body main header div h1 h2 h3 h4 span p dl dt dd figure figcaption output svg g line "
     "path polygon circle text title i b small article br details summary table thead tbody tr th td "
-    "footer script section ul li pre a".split()
+    "footer script section ul li pre a input label".split()
 )
 
 
@@ -135,6 +137,34 @@ def make_run(
         run.append_metrics(one)
     run.append_samples(samples)
     return run
+
+
+def answered(row: int, *, right: bool = False, failure: str | None = None, text: str = "it is 7") -> dict[str, Any]:
+    """A line of a stored evaluation, as `eval` writes it, with two samples of which one is right."""
+
+    def answer(said: str, is_right: bool) -> dict[str, Any]:
+        return {
+            "text": said,
+            "tokens": [1, 2],
+            "sampled": 2,
+            "finish_reason": "stop",
+            "reward": float(is_right),
+            "reward_parts": {} if failure else {"number_match": float(is_right)},
+            "outcomes": {},
+            "failure": failure,
+            "graded": failure is None,
+            "right": is_right,
+        }
+
+    return {
+        "step": 20,
+        "decides": "number_match",
+        "row": row,
+        "prompt": f"What is {row} + 5?",
+        "fields": {"answer": row + 5},
+        "greedy": answer(text, right),
+        "samples": [answer("12", True), answer("13", False)],
+    }
 
 
 def report(run: RunDir) -> Page:
@@ -589,3 +619,55 @@ def test_every_reward_function_learning_rate_divergence_and_truncation_has_a_cur
     assert [one.name for one in read_outs(with_reference)["kl"].series] == ["old policy", "reference"]
     whole = [record(step) | {"reward/exact": record(step)["reward"]} for step in range(1, 21)]
     assert not any(re.fullmatch(r"reward-\d+", key) for key in read_outs(make_run(tmp_path / "one", whole)))
+
+
+# Answers of an evaluation ---------------------------------------------------------------------------------------------
+
+
+def shown_answers(page: Page) -> list[tuple[str, str]]:
+    """Kind and prompt of each answer on the page."""
+    kinds = [str(attributes["class"]).split()[1] for tag, attributes in page.tags if is_answer(attributes)]
+    prompts = [text for where, text in page.texts if "answers" in where and "asked" in where and "answer" not in where]
+    assert len(kinds) == len(prompts)
+    return list(zip(kinds, prompts, strict=True))
+
+
+def is_answer(attributes: Mapping[str, str | None]) -> bool:
+    return str(attributes.get("class")).startswith("answered ")
+
+
+def test_answers_of_the_newest_evaluation_can_be_read_by_kind(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    stored.write_into(run, 10, [answered(9, right=True) | {"step": 10}])
+    rows = [
+        answered(1, right=True),
+        answered(2, text="<script>alert(1)</script>"),
+        answered(3, failure="OSError: " + "the service is away, " * 20),
+    ]
+    stored.write_into(run, LAST, [*rows, *(answered(row, right=True) for row in range(10, 35))], by_command=True)
+    html = write_report(run.path).read_text("utf-8")
+    page = Page(html)
+    answers = shown_answers(page)
+    assert [kind for kind, _ in answers] == ["failed", "wrong", *["right"] * 20], "the first of each kind"
+    assert answers[0][1] == "What is 3 + 5?" and answers[1][1] == "What is 2 + 5?"
+    assert "26 right" in html and "1 not graded" in html and f"evaluations/{LAST:06d}-eval.jsonl has all" in html
+    assert "1 of 2 samples are right" in html and "<script>alert" not in html
+    assert "OSError: the service is away" in html and "the service is away, " * 20 not in html
+    choices = [attributes["id"] for tag, attributes in page.tags if tag == "input"]
+    assert choices == ["answers-all", "answers-failed", "answers-wrong", "answers-right"]
+    labels = [attributes["for"] for tag, attributes in page.tags if tag == "label"]
+    assert labels == choices
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"step": 20}\n', '{"step": NaN}\n'])
+def test_a_page_goes_without_an_evaluation_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", FULL)
+    run.evaluations.mkdir()
+    (run.evaluations / f"{LAST:06d}.jsonl").write_text(text)
+    assert not any(is_answer(attributes) for _, attributes in report(run).tags)
+    (run.evaluations / f"{LAST:06d}.jsonl").unlink()
+    assert not any(tag == "input" for tag, _ in report(run).tags)
+    stored.write_into(run, LAST, [answered(1, right=True)])
+    page = report(run)
+    assert [kind for kind, _ in shown_answers(page)] == ["right"]
+    assert not any(tag == "input" for tag, _ in page.tags), "there is nothing to choose from"
