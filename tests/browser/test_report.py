@@ -207,7 +207,7 @@ def test_a_link_to_a_sample_opens_it(pages: Pages, tab: Tab) -> None:
 
 
 def test_a_reader_chooses_right_wrong_or_failed_answers(pages: Pages, tab: Tab) -> None:
-    shown = tab.show(pages.all["failed"])
+    shown = opened(tab, pages, "failed")
     visible = (
         "[...document.querySelectorAll('.answered')].filter((one) => one.offsetParent).map((one) => one.classList[1])"
     )
