@@ -1,7 +1,8 @@
 """Conversations that take longer than environment.max_seconds (4 s), by a clock that only the model's messages move.
 
 It would catch a conversation that goes on for ever, one that loses its rewards or ends where it had time left, and a
-resume that gives a conversation its time again or that decides anew what was decided.
+resume that gives a conversation its time again, that decides anew what was decided, or that goes on behind a message
+which is lost.
 """
 
 from __future__ import annotations
@@ -120,6 +121,37 @@ def test_a_resume_counts_the_time_before_the_kill_and_none_between(
     assert clock.now == 17.0 + EACH * (whole.turns - turns), "messages that the journal has are not sampled again"
     assert np.array_equal(again.tokens, whole.tokens) and again.finish_reason == OUT_OF_TIME
     assert (again.reward, again.text) == (whole.reward, whole.text)
+
+
+def test_a_turn_that_follows_another_message_is_not_taken(
+    config: Config, pool: RewardPool, clock: Clock, tmp_path: Path
+) -> None:
+    """The second line was damaged when a first resume came, which sampled otherwise and was killed before the third."""
+
+    def otherwise(seen: str, seed: int) -> str:
+        said = clock.says(seen, seed)
+        return said if said == "Message 1." else f"Otherwise: {said}"
+
+    turns = list[list[bytes]]()
+    for says in (clock.says, otherwise):
+        journal = Journal(tmp_path / says.__name__, 0, fingerprint="f", rollout=0)
+        talk(config, pool, says, journal=journal)
+        journal.close()
+        (file,) = (path for path in (tmp_path / says.__name__).rglob("*turns*") if path.is_file())
+        turns.append(file.read_bytes().splitlines(keepends=True)[-3:])
+    (first, second, third), (_, other, _) = turns
+    data = file.read_bytes().split(first)[0]
+    file.write_bytes(data + first + second[: len(second) // 2] + b"\n" + third + other)
+    clock.now = 5000.0
+    journal = Journal(tmp_path / "otherwise", 0, fingerprint="f", rollout=0)
+    again = one_of(config, pool, clock, journal)
+    journal.close()
+    assert clock.now == 5000.0 + EACH, "of three messages the journal has two that follow each other"
+    assert [line for line in again.text.split("\n") if ">" not in line] == [
+        "Message 1.",
+        "Otherwise: Message 2.",
+        "Message 3.",
+    ]
 
 
 def test_the_table_tells_it_from_a_completion_that_was_cut_off(config: Config, pool: RewardPool, clock: Clock) -> None:

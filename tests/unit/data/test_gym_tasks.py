@@ -78,6 +78,20 @@ def test_without_the_package_the_command_that_installs_it_is_told(monkeypatch: p
         hub_data.with_files(loader.load(None, ["data.train='reasoning_gym:gcd'"]))
 
 
+def test_rows_of_another_version_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may ask otherwise in a new version: what is kept is of the version that made it."""
+    places = set[Path | None]()
+    for version in ("0.1.23", "0.1.24"):
+        monkeypatch.setattr(gym_tasks.metadata, "version", lambda _, version=version: version)
+        place = gym_tasks._place("reasoning_gym:gcd")
+        assert place is not None
+        place.parent.mkdir(parents=True)
+        assert gym_tasks.kept("reasoning_gym:gcd") is None
+        place.write_text("{}")
+        places.add(gym_tasks.kept("reasoning_gym:gcd"))
+    assert len(places) == 2
+
+
 # ---- with the package ----------------------------------------------------------------------------
 
 

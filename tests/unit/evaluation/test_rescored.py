@@ -56,6 +56,10 @@ def always_raises(completion, *, prompt, fields):
     raise OSError("the service is away")
 
 
+def of_environment(completion, *, prompt, fields, environment_reward):
+    return environment_reward
+
+
 def ends(completion, *, prompt, fields):
     if fields["answer"] == 0:
         import os
@@ -80,6 +84,15 @@ def graded(run: RunDir, capsys: pytest.CaptureFixture[str], *words: str) -> dict
     assert main(["rescore", str(run.path), *words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def test_what_an_environment_gave_is_kept(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(n, True, [True]) for n in range(4)]
+    for n, one in enumerate(rows[:3]):  # of the fourth it failed
+        one["greedy"]["reward_parts"] = {"environment": float(n == 1)}
+    stored.write_into(run, 4, rows)
+    found = graded(run, capsys, own(run, "of_environment"))
+    assert (found["new"]["eval/accuracy"], found["new"]["eval/ungraded"]) == (0.25, 0.25)
 
 
 def test_what_graders_use_may_be_set(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ Catches an export that is made anew or of another checkpoint, a server for every
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from gspo_hpc.launch.slurm import serve, server_job
 from gspo_hpc.runs import commit
 from gspo_hpc.runs.directory import open_run
 from gspo_hpc.runs.jobs import new_job_folder
-from gspo_hpc.system.files import make_private_dir, write_atomically, write_json
+from gspo_hpc.system.files import make_private_dir, read_json, write_atomically, write_json
 
 
 class Became(Exception):
@@ -202,6 +203,31 @@ def test_the_server_of_a_job_uses_all_its_gpus(
     words = started[0]
     given = [words[place + 1] for place, word in enumerate(words) if word == "--tensor-parallel-size"]
     assert given == tensor and words[-len(options.split()) :] == (options.split() or words)
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", socket.gethostname()), ("::", socket.gethostname())]
+)
+def test_a_job_writes_down_an_address_that_leads_there(
+    run: Path,
+    exports: list[tuple[int, Path]],
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    order = server_job.Order(str(run), True, 10, "mine", host, 8123, "")
+    make_private_dir(run / "served")
+    folder = new_job_folder(run / "served")
+    write_atomically(folder / "config.yaml", loader.dump(serve.config_of(order, [])))
+    write_json(folder / "serve.json", asdict(order))
+    with pytest.raises(Became):
+        server_job.main([str(folder)])
+    assert read_json(folder / "address.json")["address"] == f"http://{told}:8123/v1"
+    write_json(folder / "serve.json", asdict(order) | {"step": 2})  # whose export fails
+    assert server_job.main([str(folder)]) == 1
+    assert exports == [(10, run / "served" / "000010"), (2, run / "served" / "000002")] and len(started) == 1
 
 
 def test_two_servers_that_export_at_once_both_have_the_checkpoint(

@@ -243,6 +243,32 @@ def test_a_request_waits_for_others_that_may_leave_room(tmp_path: Path) -> None:
     assert one.ask(Amount(1, 0, 30), seconds=60.0) is not None
 
 
+def test_of_two_that_ask_at_once_one_sees_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one asks after the first has looked, and before it has noted its own request."""
+    one, other = (Spending(spending.file_of(tmp_path, rank), Judges(max_requests=1)) for rank in range(2))
+    numbers, append = list[str | None](), one._append
+
+    def late(event: list[Any], **options: Any) -> None:
+        if not numbers:
+            numbers.append(other.ask(Amount(1), seconds=60.0))
+        append(event, **options)
+
+    monkeypatch.setattr(one, "_append", late)
+    assert one.ask(Amount(1), seconds=60.0) is None and numbers[0] is not None
+    assert account(tmp_path).total().requests == 1
+    other.answered(numbers[0], Amount(1, 5, 6))
+    with pytest.raises(OverBudget, match="1 of 1 requests"):
+        one.ask(Amount(1), seconds=60.0)
+
+
+def test_a_reply_may_have_several_choices_which_all_count(server: tuple[str, type[Counting]], tmp_path: Path) -> None:
+    url, seen = server
+    request = {"max_tokens": 10, "n": 3}
+    with pool(reward(url, request=request), Judges(max_completion_tokens=29), tmp_path) as one:
+        (result,) = graded([one], ["good"])
+    assert not seen.asked and "judges.max_completion_tokens" in (result.failure or "")
+
+
 def test_a_pool_without_a_run_has_a_budget_of_its_own(server: tuple[str, type[Counting]]) -> None:
     url, seen = server
     with RewardPool(reward(url), judges=Judges(max_requests=3)) as one:
@@ -264,5 +290,6 @@ def test_lines_of_another_making_do_not_count(tmp_path: Path) -> None:
             "7",
         ):
             file.write(b"\n%08x %s\n" % (zlib.crc32(text.encode()), text.encode()))
+        file.write(b'\n%08x ["asked", "d", 9, 9, 0, 0]\n' % zlib.crc32(b'["asked", "d", 1, 1, 0, 0]'))  # changed
         file.write(b'\n%08x ["asked", "c", 1, 1, Infinity, 0]\n' % zlib.crc32(b'["asked", "c", 1, 1, Infinity, 0]'))
     assert account(tmp_path).total() == Amount(1, 5, 6)

@@ -8,12 +8,14 @@ not repeated or is repeated for ever, a rate that processes exceed together, and
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -78,7 +80,8 @@ class Judge(BaseHTTPRequestHandler):
         elif how == "broken":
             self.send(500, b"out of order")
         elif how == "forbidden":
-            self.send(401, f"wrong key: {self.headers['Authorization']}".encode())
+            why = f"wrong key: {self.headers['Authorization']}"  # the client quotes JSON alone
+            self.send(401, json.dumps({"error": {"message": why}}).encode())
         elif how == "hangup":
             self.connection.close()
         elif how == "html":
@@ -152,7 +155,7 @@ def graded(terms: list[RewardFunction], groups: list[list[str]], **keys: Any) ->
 FAILURES = {
     "slow": "gave no score within 18 s, most of its time limit",
     "broken": "refused with 500",
-    "forbidden": "refused with 401",
+    "forbidden": "refused with 401: 'Error code: 401 - wrong key: Bearer [hidden]'",
     "hangup": "cannot be reached",
     "html": "gave no chat completion",
     "json": "gave no chat completion",
@@ -222,6 +225,27 @@ def test_turns_are_never_closer_than_told(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(asyncio, "sleep", sleep)
         asyncio.run(send_all())
     assert sent == [100.0, 102.0, 104.0, 106.0, 136.0, 138.0, 140.0, 140.0, 140.5]
+
+
+@pytest.mark.parametrize(
+    ("told", "least", "most"),
+    [
+        ({"retry-after-ms": "50"}, 0.05, 0.05),
+        ({"retry-after": "2.5"}, 2.5, 2.5),
+        ({"retry-after": "60"}, 60.0, 60.0),
+        ({"retry-after": "3600"}, 1.5, 2.0),  # longer than a call may take: as without it
+        ({"retry-after": "-3"}, 1.5, 2.0),
+        ({"retry-after": "soon"}, 1.5, 2.0),
+        ({"retry-after": email.utils.formatdate(time.time() + 3600, usegmt=True)}, 1.5, 2.0),
+        ({"retry-after": email.utils.formatdate(time.time() - 3600, usegmt=True)}, 1.5, 2.0),
+        ({}, 1.5, 2.0),
+    ],
+)
+def test_a_repetition_waits_as_long_as_it_is_told_within_a_bound(
+    told: dict[str, str], least: float, most: float
+) -> None:
+    assert least <= judges._delay(SimpleNamespace(response=SimpleNamespace(headers=told)), 2) <= most
+    assert judges._delay(SimpleNamespace(), 20) <= 8.0
 
 
 def test_an_endpoint_that_is_not_there_is_no_zero() -> None:

@@ -21,7 +21,7 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.rows import load_rows
 from gspo_hpc.launch import preflight
-from gspo_hpc.rewards.environments import verifiers
+from gspo_hpc.rewards.environments import verifiers, verifiers_side
 from gspo_hpc.rewards.environments.turns import asked, turn_pool
 from gspo_hpc.rewards.environments.verifiers import Verifiers
 
@@ -185,6 +185,15 @@ def test_a_conversation_that_failed_is_not_kept(python: str) -> None:
         with pytest.raises(ValueError, match="message of the role tool"):
             made.step(begun, "odd")
     assert made.step(begun, "open")["reply"] == "4 open"  # three that wait for a message, and this one
+    made.close()
+
+
+def test_the_oldest_conversations_are_closed(python: str) -> None:
+    made = Verifiers("echo", python)
+    begun = made.reset(row(), 0)
+    first, *_ = [made.step(begun, f"a{n}") for n in range(verifiers_side.OLDEST + 20)]
+    assert made.step(begun, "open")["reply"] == f"{verifiers_side.OLDEST + 1} open"
+    assert made.step(first["state"], "b")["reply"] == "b, calm"  # it is led to its place again
     made.close()
 
 
