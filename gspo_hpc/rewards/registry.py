@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from gspo_hpc.config.derived import term_names
+from gspo_hpc.config.derived import decider, term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Reward, RewardFunction, Source
+from gspo_hpc.config.schema import Config, Reward, RewardFunction, Source
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
 from gspo_hpc.rewards.catalogue import PEER_NAMES, TURN
 from gspo_hpc.system.text import near_miss
@@ -40,6 +40,16 @@ def source_weights(reward: Reward, source: Source | None) -> dict[int, float]:
     names = {name: number for number, name in enumerate(part_names(reward))}
     given = {names[name]: float(weight) for name, weight in source.rewards.items() if name in names}
     return dict(sorted(given.items()))
+
+
+def grading_terms(config: Config, source: Source | None, *, trains: bool) -> dict[str, int]:
+    """Return the positions of the reward functions that have to grade the rows of a source, by name.
+
+    Of rows to evaluate on it is the one that decides: they may lack what only training asks for.
+    """
+    names, decides = part_names(config.reward), decider(config, source)
+    weights = source_weights(config.reward, source)
+    return {names[number]: number for number in weights if trains or names[number] == decides}
 
 
 def clipped(value: float, term: RewardFunction) -> float:
