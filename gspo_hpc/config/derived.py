@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from gspo_hpc.config.constants import LORA_RANKS
-from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, replace
+from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, Source, replace
 
 # The layers for whose adapters vLLM has places.
 _LAYERS_WITH_PLACES = frozenset(
@@ -395,3 +395,14 @@ def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
     if given := [name for name in _ARGUMENTS_OF_ADAPTERS if name in config.rollout.engine]:
         return f"engines with adapters have a value of their own for rollout.engine.{given[0]}, which is given"
     return None
+
+
+def decider(config: Config, source: Source | None = None) -> str:
+    """Return the name of the function that decides: `eval.reward`, by default the first.
+
+    For a source with functions of its own it is the first of these, unless `eval.reward` is among them.
+    """
+    own = None if source is None else source.rewards
+    if own is not None and config.eval.reward not in own:
+        return str(next(iter(own)))
+    return config.eval.reward or config.reward.functions[0].function

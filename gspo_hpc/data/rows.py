@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_hpc.config.schema import Data
 from gspo_hpc.data.counting import found_files, prompt_field, wrong_name
@@ -94,6 +94,37 @@ def load_parts(parts: Iterable[Part], data: Data, seed: int) -> list[Row]:
         if part.source is not None or data.deduplicate:
             rows = [replace(row, index=len(found) + place) for place, row in enumerate(rows)]
         found += rows
+    return found
+
+
+class Lacking(NamedTuple):
+    """A row that lacks fields, and how many rows lack these, itself included."""
+
+    row: Row
+    missing: frozenset[str]
+    alike: int
+
+
+def known_fields(row: Row) -> frozenset[str]:
+    """Return the fields of a row that have a value: null, as a column of a table has it, is none."""
+    return frozenset(name for name, value in row.fields.items() if value is not None)
+
+
+def lacking(rows: Sequence[Row], wanted: Collection[str]) -> list[Lacking]:
+    """Return rows that lack some of the wanted fields, as few as show every field that any row lacks."""
+    all_wanted = frozenset(wanted)
+    kinds: dict[frozenset[str], Row] = {}
+    counts: dict[frozenset[str], int] = {}
+    for row in rows:
+        if missing := all_wanted - known_fields(row):
+            kinds.setdefault(missing, row)
+            counts[missing] = counts.get(missing, 0) + 1
+    found, seen = list[Lacking](), set[str]()
+    # Those that lack one field first: which of several a function needs would not be known.
+    for missing in sorted(kinds, key=len):
+        if not missing <= seen:
+            seen |= missing
+            found.append(Lacking(kinds[missing], missing, sum(n for other, n in counts.items() if missing <= other)))
     return found
 
 

@@ -1,25 +1,15 @@
-"""The reward function that decides whether an answer of an evaluation is right."""
+"""The answer that a completion gives, as the reward function sees it that decides whether it is right."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
+from gspo_hpc.config.derived import decider
 from gspo_hpc.config.schema import Config, Source
 from gspo_hpc.rewards.builtin import ANSWERS
 
 HALF = 0.5  # a completion that is given more than this counts as right
-
-
-def decider(config: Config, source: Source | None = None) -> str:
-    """Return the name of the function that decides: `eval.reward`, by default the first.
-
-    For a source with functions of its own it is the first of these, unless `eval.reward` is among them.
-    """
-    own = None if source is None else source.rewards
-    if own is not None and config.eval.reward not in own:
-        return str(next(iter(own)))
-    return config.eval.reward or config.reward.functions[0].function
 
 
 def answer_of(config: Config, source: Source | None = None) -> Callable[[str], str | None] | None:

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gspo_hpc.config.derived import decider
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.data.table import GroupTable, ShardedGroups, source_mark
 from gspo_hpc.engine.engine import Sampling
-from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
+from gspo_hpc.evaluation.deciding import HALF, answer_of
 from gspo_hpc.evaluation.scores import Scores, majority, summary
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.process_groups import Ranks

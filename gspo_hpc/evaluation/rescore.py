@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_hpc.config.derived import decider
 from gspo_hpc.config.schema import Config
 from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.evaluation import stored
-from gspo_hpc.evaluation.deciding import HALF, answer_of, decider
+from gspo_hpc.evaluation.deciding import HALF, answer_of
 from gspo_hpc.evaluation.stored import Answer, Asked, Stored
 from gspo_hpc.rewards.calls import ENVIRONMENT, Sampled
 from gspo_hpc.rewards.pool import RewardPool

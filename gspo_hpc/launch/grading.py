@@ -6,45 +6,14 @@ of the others enough are tried that every field which is missing somewhere is mi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from gspo_hpc.config.schema import Config
-
-if TYPE_CHECKING:
-    from gspo_hpc.data.rows import Row
-    from gspo_hpc.data.sources.parts import Part
-
-
-class Lacking(NamedTuple):
-    """A row that lacks fields, and how many rows lack these, itself included."""
-
-    row: Row
-    missing: frozenset[str]
-    alike: int
-
-
-def known_fields(row: Row) -> frozenset[str]:
-    """Return the fields of a row that have a value: null, as a column of a table has it, is none."""
-    return frozenset(name for name, value in row.fields.items() if value is not None)
-
-
-def lacking(rows: Sequence[Row], wanted: Collection[str]) -> list[Lacking]:
-    """Return rows that lack some of the wanted fields, as few as show every field that any row lacks."""
-    all_wanted = frozenset(wanted)
-    kinds: dict[frozenset[str], Row] = {}
-    counts: dict[frozenset[str], int] = {}
-    for row in rows:
-        if missing := all_wanted - known_fields(row):
-            kinds.setdefault(missing, row)
-            counts[missing] = counts.get(missing, 0) + 1
-    found, seen = list[Lacking](), set[str]()
-    # Those that lack one field first: which of several a function needs would not be known.
-    for missing in sorted(kinds, key=len):
-        if not missing <= seen:
-            seen |= missing
-            found.append(Lacking(kinds[missing], missing, sum(n for other, n in counts.items() if missing <= other)))
-    return found
+from gspo_hpc.data.rows import Lacking, Row, known_fields, lacking
+from gspo_hpc.data.sources.parts import Part
+from gspo_hpc.rewards import registry
+from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE
 
 
 class Looked(NamedTuple):
@@ -75,9 +44,9 @@ def refused(config: Config, looked: Looked) -> Iterator[str]:
     if not odd or not config.reward.functions:
         return
     from gspo_hpc.rewards import trial  # only here: processes come with it
-    from gspo_hpc.rewards.catalogue import ASK_ELSEWHERE
 
-    every = {name: config.reward.functions[number] for name, number in terms(config, part).items()}
+    terms = registry.grading_terms(config, part.source, trains=part.trains)
+    every = {name: config.reward.functions[number] for name, number in terms.items()}
     functions = {name: term for name, term in every.items() if term.function not in ASK_ELSEWHERE}
     tried = [(one.row.text, one.row.fields) for one in odd]
     memory = config.reward.memory_gb
@@ -89,16 +58,3 @@ def refused(config: Config, looked: Looked) -> Iterator[str]:
                 also = f"; {others:,} more row{'s lack' if others > 1 else ' lacks'} it, too" if others else ""
                 missing = ", ".join(map(repr, sorted(one.missing)))
                 yield f"{one.row.where}: the row lacks {missing}, and {function} {outcome.failure}{also}"
-
-
-def terms(config: Config, part: Part) -> dict[str, int]:
-    """Return the positions of the reward functions that have to grade the rows of a part, by name.
-
-    Of rows to evaluate on it is the one that decides: they may lack what only training asks for.
-    """
-    from gspo_hpc.evaluation.deciding import decider
-    from gspo_hpc.rewards import registry
-
-    names, decides = registry.part_names(config.reward), decider(config, part.source)
-    weights = registry.source_weights(config.reward, part.source)
-    return {names[number]: number for number in weights if part.trains or names[number] == decides}

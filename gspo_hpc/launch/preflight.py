@@ -19,7 +19,7 @@ from gspo_hpc.config.constants import WHOLE_FILE_BYTES
 from gspo_hpc.config.reading import own_code
 from gspo_hpc.config.schema import Config, RewardModel
 from gspo_hpc.config.sections.reward_models import in_place_of_policy
-from gspo_hpc.launch import grading, mounts
+from gspo_hpc.launch import mounts
 
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
@@ -161,9 +161,7 @@ def data(config: Config) -> Iterator[Problem]:
     for part in parts.every(config.data):
         rows = yield from _data(config, part)
         if rows:
-            odd = grading.lacking(rows, grading.known_fields(rows[0]))
-            for row in (rows[0], *(one.row for one in odd)):
-                told += (one for one in _grading(config, row, part) if one not in told)
+            told += (one for one in _grading(config, rows, part) if one not in told)
     yield from told
 
 
@@ -206,20 +204,26 @@ def _data(config: Config, part: Part) -> Generator[Problem, None, list[Row]]:
     return []
 
 
-def _grading(config: Config, row: Row, part: Part) -> Iterator[Problem]:
-    """Yield why built-in reward functions cannot grade a row. A user's own are tried only when a run is started."""
+def _grading(config: Config, rows: Sequence[Row], part: Part) -> Iterator[Problem]:
+    """Yield why built-in reward functions cannot grade the first row, or rows that lack a field which it has.
+
+    A user's own are tried only when a run is started.
+    """
     if not config.reward.functions:
         return
-    from gspo_hpc.rewards import builtin
+    from gspo_hpc.data.rows import known_fields, lacking
+    from gspo_hpc.rewards import builtin, registry
 
     wrong = {problem.key for problem in reward_functions(config)}
-    for number in grading.terms(config, part).values():
+    looked_at = [rows[0], *(one.row for one in lacking(rows, known_fields(rows[0])))]
+    for number in registry.grading_terms(config, part.source, trains=part.trains).values():
         term = config.reward.functions[number]
         key = f"reward.functions[{number}].function"
         if term.function not in builtin.REGISTRY or key in wrong:
             continue
-        if (why := builtin.refusal(term.function, term.args, row.fields)) is not None:
-            yield Problem(key, f"{term.function} cannot grade {row.where}: {why}")
+        for row in looked_at:
+            if (why := builtin.refusal(term.function, term.args, row.fields)) is not None:
+                yield Problem(key, f"{term.function} cannot grade {row.where}: {why}")
 
 
 def model(config: Config) -> Iterator[Problem]:

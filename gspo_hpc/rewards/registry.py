@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from gspo_hpc.config.derived import term_names
+from gspo_hpc.config.derived import decider, term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Reward, RewardFunction, RewardModel, Source
+from gspo_hpc.config.schema import Config, Reward, RewardFunction, RewardModel, Source
 from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
@@ -60,6 +60,16 @@ class FunctionWeights:
 def _of_functions(reward: Reward, source: Source | None) -> dict[int, float]:
     found = source_weights(reward, source)
     return {term: weight for term, weight in found.items() if reward.functions[term].function != REWARD_MODEL}
+
+
+def grading_terms(config: Config, source: Source | None, *, trains: bool) -> dict[str, int]:
+    """Return the positions of the reward functions that have to grade the rows of a source, by name.
+
+    Of rows to evaluate on it is the one that decides: they may lack what only training asks for.
+    """
+    names, decides = part_names(config.reward), decider(config, source)
+    weights = source_weights(config.reward, source)
+    return {names[number]: number for number in weights if trains or names[number] == decides}
 
 
 def clipped(value: float, term: RewardFunction) -> float:

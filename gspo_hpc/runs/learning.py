@@ -41,7 +41,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Course:
-    """How a metric went over a run: its mean over the first tenth of the rollouts, and over the last tenth.
+    """Account of how a metric went over a run: its means over the first and over the last tenth of the rollouts.
 
     A rollout's value is the mean of its updates. Either part has one rollout at the least. This is what "reward a -> b"
     means wherever it is said.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from gspo_hpc.config.derived import decider
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.sources import stream
 from gspo_hpc.data.table import GroupTable, concatenate
 from gspo_hpc.evaluation.by_source import graded_rows, source_epochs, source_metrics
-from gspo_hpc.evaluation.deciding import decider
 from gspo_hpc.evaluation.evaluate import are_graded, are_right
 
 CONFIG = from_dict(

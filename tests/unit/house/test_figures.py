@@ -183,7 +183,7 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
     ),
     ("docs/plan.md", r"from (\d+) to (\d+) columns", lambda: (render._NARROWEST, render._WIDEST)),
     ("docs/plan.md", r"Up to (\d+) ranks have a row each", lambda: (ranks._MAX_ROWS,)),
-    ("docs/plan.md", r"JSONL files up to (\d+) MiB", lambda: (constants.WHOLE_FILE_BYTES / MIB,)),
+    ("docs/plan.md", r"files of text \(JSONL, CSV\) up to (\d+) MiB", lambda: (constants.WHOLE_FILE_BYTES / MIB,)),
     (
         "docs/doctor.md",
         r"of files above (\d+) MiB the first ([\d,]+) lines",

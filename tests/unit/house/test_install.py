@@ -93,7 +93,7 @@ def test_the_commands_name_files_and_targets_that_are_there() -> None:
     named = re.findall(r"requirements/gpu/vllm-([\d.]+)\.txt", commands) + re.findall(
         r"SET=vllm-([\d.]+)", commands + recipe
     )
-    assert len(named) == 4 and set(named) <= set(sets())
+    assert len(named) == 5 and set(named) <= set(sets())
     assert set(re.findall(r"--target (\w+)", commands)) <= set(re.findall(r"(?m)^FROM .* AS (\w+)$", recipe))
     assert "-f slurm/container/Containerfile" in commands
 
@@ -132,7 +132,7 @@ def test_install_lines_and_the_recipe_name_what_is_there() -> None:
             assert asked and asked <= extras, line
             assert ("--no-build-isolation" in line) == ("gpu" in asked), line
     options = set(re.findall(r"pip install[^\n]* (--no-[\w-]+)", PAGE + recipe.replace("\\\n", " ")))
-    assert options == {"--no-build-isolation", "--no-build-isolation-package"}
+    assert options == {"--no-build-isolation", "--no-build-isolation-package", "--no-deps"}
     used = re.findall(r"/opt/gspo_hpc/source/([\w./-]+)", recipe)
     named = [path.replace("${SET}", re.findall(r"ARG SET=(\S+)", recipe)[0]) for path in used]
     files = [path for path in named if "." in path]

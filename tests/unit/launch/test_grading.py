@@ -13,9 +13,9 @@ import pytest
 
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.rows import load_rows
+from gspo_hpc.data.rows import known_fields, lacking, load_rows
 from gspo_hpc.doctor import inputs
-from gspo_hpc.launch import checks, grading, preflight
+from gspo_hpc.launch import checks, preflight
 
 OWN = """
 def reads(completion, *, prompt, fields):
@@ -104,7 +104,7 @@ def test_few_rows_are_tried_and_each_field_that_is_missing_somewhere_is_missing_
     ]
     path = write(tmp_path / "train.jsonl", *rows)
     read = load_rows(path, from_dict({}).data)
-    found = grading.lacking(read, grading.known_fields(read[0]))
+    found = lacking(read, known_fields(read[0]))
     assert [sorted(one.missing) for one in found] == [[name] for name in names]
     assert all(one.alike == 32 for one in found), "half of the rows lack each"
-    assert grading.lacking(read[:1], grading.known_fields(read[0])) == []
+    assert lacking(read[:1], known_fields(read[0])) == []
