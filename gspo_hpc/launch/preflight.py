@@ -1,8 +1,7 @@
 """Checks of what a run needs of the files of this machine, as far as a few reads show it: one list of them.
 
 `train` and `submit` refuse a run with it, `doctor` reports it, and `plan` says it before anything is asked for. So
-nothing here imports what a plan does without, runs a user's code or reads a large file to its end. A check looks at
-what one part of a config names, and yields a problem for each thing that is wrong with it.
+nothing here imports what a plan does without, runs a user's code or reads a large file to its end.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from gspo_hpc.launch import mounts
 if TYPE_CHECKING:
     from gspo_hpc.data.rows import Row
     from gspo_hpc.data.sources.parts import Part
-
 
 # Paths that go into #SBATCH lines and into the script: without characters that sbatch or a shell would interpret.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9 ._+=,:@/-]+")
