@@ -36,6 +36,11 @@ TOOLS = set(
 _PROCESSES = ("pkill", "pgrep", "killall", "pidof")
 # Launchers, behind which the program is, and modules that prepare something for Python.
 _NO_PROGRAM = re.compile(r"(torch\.distributed|accelerate|deepspeed)\.|(pip|venv|ensurepip|compileall)$")
+# Modules of Python that read a file, or run what is in it as tests.
+_READERS = set(
+    "py_compile compileall ast tokenize pyflakes pylint flake8 black ruff isort mypy yapf bandit pytest unittest "
+    "doctest".split()
+)
 _HUB = ("hf", "huggingface-cli")  # copies files, but behind `jobs` it starts what follows
 NOT_AT_HAND = "is not at hand: its arguments are taken to be those of a GRPOConfig, and what it sets is not known"
 _ELSEWHERE = "makes no GRPOConfig that is read: its YAML shows the run, and what other files of it set is not known"
@@ -152,7 +157,9 @@ def python_program(words: Sequence[str]) -> str | None:
 def _starts_nothing(words: Sequence[str]) -> bool:
     """Tell whether a command starts none of the files that it names."""
     name = os.path.basename(words[0]) if words else ""
-    return name in TOOLS or (name in _HUB and "jobs" not in words[1:2])
+    if name in TOOLS or (name in _HUB and "jobs" not in words[1:2]):
+        return True
+    return any(flag == "-m" and module in _READERS for flag, module in zip(words, words[1:], strict=False))
 
 
 def _program(word: str) -> str:

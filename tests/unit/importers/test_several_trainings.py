@@ -131,6 +131,9 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
         "pylint train_grpo.py; mypy a.py; flake8 b.py; truncate -s 0 c.py",
         "aws s3 cp train_grpo.py s3://b/",
         "hf upload me/x train_grpo.py",
+        "python -m py_compile train_grpo.py",
+        "python3 -m black --check train_grpo.py",
+        "uv run python -m pytest train_grpo.py",
         "huggingface-cli download me/x train_grpo.py",
     ],
 )
