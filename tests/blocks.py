@@ -29,7 +29,8 @@ REASONS = {
     "Needs a GPU": r"vllm==|gpu_acceptance|nvidia-smi",
     "Needs the internet": r"pip3? |uv |buildah build|hf download|setup_env|npm |wandb (sync|login)|gspo-hpc sync",
     "Takes minutes": (
-        r"gspo-hpc (try|train|eval|serve|export)|from_pretrained|tools/(quickstart|test|bench/|make_)|tests\.slurm"
+        r"gspo-hpc (try|train|eval|serve|export)|from_pretrained|tests\.slurm|"
+        r"tools/(quickstart|test|bench/|make_|measure_)"
     ),
 }
 SHELL = ("bash", "sh", "shell", "console")
