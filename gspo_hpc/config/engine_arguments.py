@@ -1,11 +1,23 @@
-"""Arguments of vLLM in `rollout.engine`: those that other settings decide, the values of some, and defaults."""
+"""Arguments of vLLM in `rollout.engine`: those that other settings decide, the values of some, and defaults.
+
+Whether an engine has adapters beside its weights decides some of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from gspo_hpc.config.constants import LORA_RANKS
+from gspo_hpc.config.derived import deterministic_kernels, engine_itemsize, trains_adapters
 from gspo_hpc.config.schema import Config
+
+# The layers for whose adapters vLLM has places.
+_LAYERS_WITH_PLACES = frozenset(
+    ("all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
+# Arguments of vLLM that follow from an engine's adapters, and the class by which they reach its workers.
+_ARGUMENTS_OF_ADAPTERS = ("lora_dtype", "lora_target_modules", "max_lora_rank", "worker_extension_cls")
 
 # Arguments that are not the user's to give, and the settings that they follow from.
 OWN_ENGINE_ARGUMENTS = {
@@ -154,3 +166,41 @@ VLLM_ARGUMENTS = frozenset(
     video_pruning_rate watermark watermark_config weight_transfer_config worker_cls worker_extension_cls
     """.split()
 )
+
+
+def adapters_beside_weights(config: Config, *, experts: bool) -> bool:
+    """Return True if engines get adapters beside their weights, as vLLM's own, and not merged into them.
+
+    In 16 bits merging rounds away what is smaller than a weight's last bit. In float32 nothing is rounded, and merged
+    weights cost an engine nothing while it generates. With deterministic kernels they are merged, too: what vLLM adds
+    for adapters depends on how many tokens are in the batch, up to version 0.29 at least. `experts`: the model is a
+    mixture of experts.
+    """
+    wanted = config.adapter.engine
+    if not trains_adapters(config) or wanted == "merged":
+        return False
+    if wanted == "adapters":
+        return True  # a plan says what would be in the way
+    if engine_itemsize(config) != 2 or deterministic_kernels(config):
+        return False
+    return adapters_obstacle(config, experts=experts) is None
+
+
+def adapters_obstacle(config: Config, *, experts: bool) -> str | None:
+    """Return why an engine cannot have adapters beside its weights, as a clause; None where it can."""
+    rank, others = config.adapter.rank, sorted(set(config.adapter.targets) - _LAYERS_WITH_PLACES)
+    if experts:
+        return "vLLM would need adapters of experts"
+    if others:
+        return f"only some of vLLM's models have places for adapters on {', '.join(others)}"
+    if rank > LORA_RANKS[-1]:
+        return f"vLLM has room for ranks up to {LORA_RANKS[-1]}, and adapter.rank is {rank}"
+    if config.cluster.platform == "cuda" and engine_itemsize(config) == 4:
+        return "vLLM's kernels for adapters compute in 16 bits, and engines have float32"
+    if config.rollout.mode == "server":
+        return "ranks that only generate keep merged weights, to fill an engine that dies"
+    if config.rollout.engine.get("enable_lora") is False:
+        return "rollout.engine.enable_lora is false"
+    if given := [name for name in _ARGUMENTS_OF_ADAPTERS if name in config.rollout.engine]:
+        return f"engines with adapters have a value of their own for rollout.engine.{given[0]}, which is given"
+    return None

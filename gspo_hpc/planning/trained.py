@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gspo_hpc.config.derived import adapters_beside_weights, engine_dtype, keeps_weights, trains_adapters
+from gspo_hpc.config.derived import engine_dtype, keeps_weights, trains_adapters
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import architecture
 from gspo_hpc.models.adapter_table import EMBEDDING, TARGETS

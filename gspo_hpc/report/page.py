@@ -16,13 +16,13 @@ from pathlib import Path
 from gspo_hpc.report import experts
 from gspo_hpc.report.curves import figures, readouts
 from gspo_hpc.report.details import attempts, plan, settings
-from gspo_hpc.report.evaluated import evaluated
 from gspo_hpc.report.failure import failure
 from gspo_hpc.report.findings import ShownFinding
 from gspo_hpc.report.render import asset, render
-from gspo_hpc.report.samples import samples
 from gspo_hpc.report.steps import Recorded, StepPages
 from gspo_hpc.report.summary import summary, when
+from gspo_hpc.report.texts.evaluated import evaluated
+from gspo_hpc.report.texts.samples import samples
 from gspo_hpc.runs.reader import RunData, read_run
 from gspo_hpc.system.files import write_atomically
 

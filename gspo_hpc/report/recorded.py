@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from gspo_hpc.algorithms import objective
 from gspo_hpc.config.schema import Config
-from gspo_hpc.report.samples import Passage, fields, passage, tone
 from gspo_hpc.report.scales import number
+from gspo_hpc.report.texts.samples import Passage, fields, passage, tone
 from gspo_hpc.runs.sample_record import Numbers, RecordedGroup, RecordedSample, RecordedStep
 
 LONGEST_TEXT = 40_000  # characters of a prompt or completion; the tokens have all of it

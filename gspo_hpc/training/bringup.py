@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from gspo_hpc.config import derived
-from gspo_hpc.config.derived import adapters_beside_weights, role_of
+from gspo_hpc.config.derived import role_of
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config, Parallel
 from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Group, Prompt

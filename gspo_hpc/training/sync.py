@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import adapters_beside_weights, offload_trainer
+from gspo_hpc.config.derived import offload_trainer
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied
 from gspo_hpc.exchange.peers import engine_peers, engine_place

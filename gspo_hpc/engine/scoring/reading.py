@@ -1,4 +1,4 @@
-"""What a reward model reads of a completion: its chat template, or a message that asks for the score, as tokens."""
+"""Tokens that a reward model reads of a completion: its chat template, or a message that asks for the score."""
 
 from __future__ import annotations
 

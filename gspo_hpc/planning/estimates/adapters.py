@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gspo_hpc.config.constants import LORA_RANKS, MERGED_ROWS
-from gspo_hpc.config.derived import adapters_beside_weights, engine_itemsize, trains_adapters
+from gspo_hpc.config.derived import engine_itemsize, trains_adapters
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models.adapter_table import (
     AdaptedLinear,

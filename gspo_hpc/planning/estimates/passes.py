@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gspo_hpc.config.constants import GATHER_BUCKET_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import adapters_beside_weights, keeps_weights, offloaded_parts, overlaps, reference_is_base
+from gspo_hpc.config.derived import keeps_weights, offloaded_parts, overlaps, reference_is_base
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config
 from gspo_hpc.models import flops
 from gspo_hpc.models.parts import divide_experts

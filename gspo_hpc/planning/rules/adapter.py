@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import auto
 
-from gspo_hpc.config import derived
+from gspo_hpc.config import engine_arguments
 from gspo_hpc.models.adapter_table import ALL, CHOICES, EMBEDDING, TO_MIXTRAL, embedding, examples, kinds
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules.ids import RuleId
@@ -157,5 +157,5 @@ def _layers(plan: PlanBuilder) -> Iterator[str]:
 def _engine(plan: PlanBuilder) -> Iterator[str]:
     config = plan.config
     if _adapted(plan) and config.adapter.engine == "adapters":
-        if (why := derived.adapters_obstacle(config, experts=has_experts(plan))) is not None:
+        if (why := engine_arguments.adapters_obstacle(config, experts=has_experts(plan))) is not None:
             yield f"adapter.engine: adapters cannot be: {why}; give adapter.engine=merged"

@@ -31,7 +31,8 @@ from gspo_hpc.checkpoint.assembly import Assembly
 from gspo_hpc.checkpoint.shared_optimizer import Piece, Share
 from gspo_hpc.config import derived
 from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
-from gspo_hpc.config.derived import adapters_beside_weights, pass_sizes
+from gspo_hpc.config.derived import pass_sizes
+from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied, EngineSettings

@@ -18,6 +18,7 @@ TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers")
 SUBMITS = {
     "gspo_hpc.launch.slurm.array",
     "gspo_hpc.launch.slurm.compat",
+    "gspo_hpc.launch.slurm.evaluation",
     "gspo_hpc.launch.slurm.serve",
     "gspo_hpc.launch.slurm.submit",
     "gspo_hpc.doctor.nodes",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gspo_hpc.config import derived
+from gspo_hpc.config import engine_arguments
 from gspo_hpc.config.loader import from_dict, load
 from gspo_hpc.models import adapter_table, catalog
 from gspo_hpc.models.architecture import find
@@ -145,7 +145,7 @@ def test_the_way_into_engines_follows_from_precision(
 ) -> None:
     """In 16 bits as vLLM's own, where it can have them and need not add in a fixed order; else merged."""
     config = from_dict({"cluster": {"platform": "cuda"}, **sections, "adapter": adapter})
-    assert derived.adapters_beside_weights(config, experts=experts) is beside
+    assert engine_arguments.adapters_beside_weights(config, experts=experts) is beside
 
 
 def test_float32_on_a_cpu_may_have_adapters_beside_weights() -> None:
@@ -156,8 +156,8 @@ def test_float32_on_a_cpu_may_have_adapters_beside_weights() -> None:
             "adapter": {"type": "lora", "engine": "adapters"},
         }
     )
-    assert derived.adapters_obstacle(config, experts=False) is None
-    assert derived.adapters_beside_weights(config, experts=False)
+    assert engine_arguments.adapters_obstacle(config, experts=False) is None
+    assert engine_arguments.adapters_beside_weights(config, experts=False)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Literal
 
 from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.stored import Asked
-from gspo_hpc.report.samples import Card, Completion, fields, frame_of, passage, tone
 from gspo_hpc.report.scales import number
+from gspo_hpc.report.texts.samples import Card, Completion, fields, frame_of, passage, tone
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.runs.reader import RunData
 from gspo_hpc.system.text import shortened

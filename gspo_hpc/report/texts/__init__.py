@@ -1,0 +1,1 @@
+"""Texts of models and data sets on the report."""
