@@ -40,7 +40,7 @@ def evaluate(
     _, unseen = read_prompts(config)
     checkpoint = one_rank.checkpoint_of(run, step, remark)
     reached = None if checkpoint is None else int(checkpoint.name)
-    key = kept.fingerprint(config, checkpoint)
+    key = kept.fingerprint(config, checkpoint) if out is not None or run is not None else ""
     folder = _unfinished(run, reached, out, key)
     with one_rank.sampling_worker(config, checkpoint, unseen) as worker:
         source = one_rank.completions_of(worker)

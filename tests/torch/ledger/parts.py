@@ -442,6 +442,7 @@ class Taught:
 def teacher(job: Job, ranks: Ranks) -> reference.Teacher:
     """Return a teacher with its own moves, of a model that counts."""
     made = object.__new__(reference.Teacher)
+    made._layout = None  # the trainer's
     model: Any = Taught(job, ranks)
     made._model, made.fingerprint = model, ""
     made._leave()

@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "rollout.engine": "free-form; its arguments are tried one by one",
     "model.path": "another run; models that fit are tried apart",
     "data.sources": "sections of a file, which have no place on a command line",
+    "run.seed": "no rule depends on it; an argument of vLLM is said to follow from it",
     "reward.models": "sections of a file, too",
     "reward.functions": "sections of a file, too",
 }
