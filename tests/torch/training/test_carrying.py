@@ -45,6 +45,7 @@ class Engines:
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.ranks = SimpleNamespace(exchange=Exchange(), rank=0)
         self.engine: Any = object()
+        self.models = None  # of rewards
         self.kill: int | None = None
         self._folder, self._chance = folder, chance
 

@@ -40,7 +40,7 @@ class Weights:
     def __init__(self, name: str) -> None:
         self.name, self.sent = name, ""
 
-    def sync(self) -> Any:
+    def sync(self, version: int, *, in_flight: bool) -> Any:
         self.sent = self.name
         return SimpleNamespace(fingerprint=self.name)
 
