@@ -77,7 +77,7 @@ def in_place_of_policy(config: Config, model: RewardModel) -> Config:
     rollout = replace(
         config.rollout,
         tensor_parallel_size=model.tensor_parallel_size,
-        dtype=model.dtype or config.model.dtype,
+        dtype=model.dtype,
         engine=model.engine | {"gpu_memory_utilization": model.gpu_memory_utilization},
         kv_cache_gb=model.kv_cache_gb,
     )

@@ -92,6 +92,10 @@ class StandInPool:
         self.results: list[tuple[Any, RewardResult]] = []
         self.failure = failure
 
+    def grades(self, fields: Any) -> bool:
+        """Return that functions grade every prompt."""
+        return True
+
     def submit_group(self, keys: list[tuple[int, int]], *texts: Any) -> None:
         self.results += [(key, RewardResult(1.0, {"one": 1.0}, self.failure)) for key in keys]
 
