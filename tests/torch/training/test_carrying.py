@@ -46,6 +46,7 @@ class Engines:
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.ranks = SimpleNamespace(exchange=Exchange(), rank=0)
         self.engine: Any = object()
+        self.models = None  # no reward model scores
         self.kill: int | None = None
         self._folder, self._chance = folder, chance
 
