@@ -194,12 +194,7 @@ def overlaps(config: Config) -> Overlaps:
 
 def engine_dtype(config: Config) -> str:
     """Return the dtype of an engine's weights: its own where it is given, else the trainer's."""
-    return chosen_dtype(config, config.rollout.dtype)
-
-
-def chosen_dtype(config: Config, dtype: str | None) -> str:
-    """Return the dtype of an engine that may have one of its own; the default is the model's."""
-    return dtype or config.model.dtype
+    return config.rollout.dtype or config.model.dtype
 
 
 def engine_itemsize(config: Config) -> int:

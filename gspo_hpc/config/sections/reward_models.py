@@ -74,12 +74,10 @@ def length(config: Config, model: RewardModel) -> int:
 
 def in_place_of_policy(config: Config, model: RewardModel) -> Config:
     """Return the run's config with a reward model, as its engine has it, in the place of the policy."""
-    from gspo_hpc.config.derived import chosen_dtype  # which imports the schema, of which this section is a part
-
     rollout = replace(
         config.rollout,
         tensor_parallel_size=model.tensor_parallel_size,
-        dtype=chosen_dtype(config, model.dtype),
+        dtype=model.dtype,
         engine=model.engine | {"gpu_memory_utilization": model.gpu_memory_utilization},
         kv_cache_gb=model.kv_cache_gb,
     )

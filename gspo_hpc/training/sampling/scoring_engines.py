@@ -37,7 +37,7 @@ def settings(config: Config, model: RewardModel, per_node: int) -> EngineSetting
     share = {} if config.cluster.platform == "cpu" else {"gpu_memory_utilization": model.gpu_memory_utilization}
     return EngineSettings(
         model_path=model.path,
-        dtype=derived.chosen_dtype(config, model.dtype),
+        dtype=derived.engine_dtype(reward_models.in_place_of_policy(config, model)),
         tensor_parallel_size=model.tensor_parallel_size,
         max_model_len=reward_models.length(config, model),
         platform=config.cluster.platform,
