@@ -36,6 +36,7 @@ _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without qu
 # Functions that start-up files of a shell or a site define.
 _OF_SITES = re.compile(r"_?(?:module|ml|conda|mamba|micromamba|deactivate|spack|pyenv|nvm|load\w*)|_\w+")
 
+_TESTS = ("test_command", "negated_command", "((")  # types of commands that ask something
 _GIVES_UP = re.compile(r"[\s({]*(?:exit|return|true|false|:|echo|printf|continue|break|die|fail|error|warn)\b|[\s({]*:")
 
 
@@ -194,6 +195,16 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
     if len(words) != 3:
         return None
     return compare(_text(words[0], scope), source_of(words[1]), _text(words[2], scope), scope)
+
+
+def is_test(node: Node) -> bool:
+    """Tell whether a command before && asks something. Commands that all have to succeed, `a && b`, ask nothing."""
+    if node.type in _TESTS or source_of(node).startswith("test "):
+        return True
+    if node.type != "list":
+        return any(part.type in (*_TESTS, "list") for part in node.children)
+    first, sign, last = (child for child in node.children if child.type != "comment")
+    return sign.type == "||" or is_test(first) or is_test(last)
 
 
 def otherwise(node: Node) -> bool:

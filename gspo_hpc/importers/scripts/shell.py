@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gspo_hpc.importers.scripts import effects, files, heredocs
 from gspo_hpc.importers.scripts.builtins import defaults, demands, launchers, prefixes, required, sbatch
 from gspo_hpc.importers.scripts.cases import follow_case
-from gspo_hpc.importers.scripts.conditions import holds, otherwise
+from gspo_hpc.importers.scripts.conditions import holds, is_test, otherwise
 from gspo_hpc.importers.scripts.expansion.splitting import Open, is_open
 from gspo_hpc.importers.scripts.handlers import set_by_handlers
 from gspo_hpc.importers.scripts.loops import follow_loop
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _MOST = 5_000  # statements followed, those of functions once for each call
 _SETS = re.compile(r"(?m)(?:^|[;&|({]|\b(?:then|do|else|export|local|readonly)\b)[ \t]*([A-Za-z_]\w*)\+?=")
-_CONDITIONS = frozenset(("test_command", "negated_command", "list", "(("))
 
 
 class TooLongError(ValueError):
@@ -347,9 +346,8 @@ class Reader:
             status = True  # whoever writes `cd x && y` expects the first to succeed
         if status is not None:
             return self.run(right) if status == (sign.type == "&&") else status
-        tests = source_of(left).startswith("test ") or any(part.type in _CONDITIONS for part in (left, *left.children))
         # A command before && is taken to succeed, unless another one stands for where it does not.
-        works = sign.type == "&&" and not tests and not otherwise(node)
+        works = sign.type == "&&" and not is_test(left) and not otherwise(node)
         goes_on = [[], [(left, sign.type == "||")]]
         self.alternatives([[right], []], line_of(node), certain=works, demands=goes_on)
         return None

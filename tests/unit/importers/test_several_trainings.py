@@ -160,3 +160,21 @@ def test_what_a_job_of_the_hub_starts_is_named() -> None:
 )
 def test_why_another_command_is_no_run_is_told(command: str, told: str) -> None:
     assert any(told in one for one in convert(f"python {TRL}\n{command}\n", gpus=8).assumed)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("ls", False),
+        ("ls && date", False),
+        ("pip install trl && wandb login && nvidia-smi", False),
+        ('[ -f "$MODEL" ] && ls', True),
+        ('ls && [ -f "$MODEL" ]', True),
+        ("ls && test -d data && date", True),
+        ("ls || date", True),
+    ],
+)
+def test_commands_before_a_run_are_taken_to_succeed_and_tests_are_not(before: str, told: bool) -> None:
+    """Three in a row were taken for a condition, though two were not."""
+    found = convert(f"{before} && python {TRL}\n", gpus=8)
+    assert any("behind a condition that is not known" in note for note in found.assumed) == told
