@@ -39,7 +39,9 @@ def fingerprint(config: Config, checkpoint: Path | None) -> str:
         for path in sorted(Path(str(weights)).iterdir())
         if path.is_file()
     ]
-    code = [own_code.file_of(term.function) for term in config.reward.functions]
+    named = [term.function for term in config.reward.functions]
+    named += [str(config.environment.name or ""), *(str(tool.function) for tool in config.environment.tools)]
+    code = map(own_code.file_of, named)
     told = {
         "weights": seen,
         "checkpoint": None if checkpoint is None else (checkpoint / commit.COMMITTED).read_text(),
@@ -110,6 +112,8 @@ def keeping(
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise RuntimeError(f"another process makes this evaluation now, and keeps it in {folder}") from None
+                except OSError:
+                    pass  # a file system without locks
         yield source if folder is None else KeptCompletions(source.ranks, sample, folder, found, remark)
         if folder is not None:
             remove_tree(folder)

@@ -72,4 +72,5 @@ def submit(config: Config, order: Order) -> tuple[str, Path]:
 
 
 def _command(config: Config, order: Order, folder: Path) -> str:
-    return batch_step.command(config, _MODULE, folder, Path(order.target).resolve())
+    outside = replace(config, slurm=replace(config.slurm, container=None))  # it enters the container itself
+    return batch_step.command(outside, _MODULE, folder, Path(order.target).resolve())

@@ -1,13 +1,14 @@
 """An evaluation in a Slurm job: what was asked for, and the batch step itself.
 
 ``python -m gspo_hpc.launch.slurm.evaluation_job JOB_DIR`` evaluates as ``gspo-hpc eval`` does, into the job's log and
-the same files. Slurm starts it again after a preemption or the loss of its node; before the time limit it puts itself
-back into the queue. What was sampled by then is kept (evaluation/kept.py). :mod:`gspo_hpc.launch.slurm.evaluation`
-hands it in.
+the same files; where there is a container, it starts that in it, and stays outside, where Slurm's commands are. Slurm
+starts it again after a preemption or the loss of its node; before the time limit it puts itself back into the queue.
+What was sampled by then is kept (evaluation/kept.py). :mod:`gspo_hpc.launch.slurm.evaluation` hands it in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -39,17 +40,29 @@ class Order:
     out: str | None  # file of the completions; None: one of the run
     overrides: tuple[str, ...]
 
-    def command(self) -> list[str]:
-        """Return the command that evaluates."""
+    def command(self, config: Config, code: Path) -> list[str]:
+        """Return the command that evaluates, in a container where the config has one."""
         step = [] if self.step is None else ["--step", str(self.step)]
         out = [] if self.out is None else ["--out", self.out]
-        return environment.python("gspo_hpc", "eval", self.target, *step, *out, *self.overrides)
+        words, box = ["eval", self.target, *step, *out, *self.overrides], config.slurm.container
+        if box is None:
+            return environment.python("gspo_hpc", *words)
+        names = srun.environment(config, code)
+        inside = srun.in_container(box, config.cluster.platform == "cuda", Path(self.target), code, [*names])
+        start = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", *config.slurm.srun, *inside]
+        return [*start, *environment.python("gspo_hpc", *words, interpreter=box.python)]
 
     def kept_bytes(self) -> int:
         """Return how much of the evaluation is kept; it is what tells whether an allocation was of any use."""
-        of_run = Path(self.target) / "evaluations" / "unfinished"
-        folder = of_run if self.out is None else Path(f"{self.out}.unfinished")
-        return sum(path.stat().st_size for path in folder.rglob("*.journal"))
+        if self.out is not None:
+            folders = [Path(f"{self.out}.unfinished")]
+        else:
+            folders = [*(Path(self.target) / "evaluations" / "unfinished").glob(f"{self.step:06d}-*")]
+        total = 0
+        for path in (found for folder in folders for found in folder.rglob("*.journal")):
+            with contextlib.suppress(FileNotFoundError):  # of another evaluation of this step, which has ended
+                total += path.stat().st_size
+        return total
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flag = StopFlag().start()
     end = ending.end_time(config, job_id)
     with signals_default_in_children():
-        child = subprocess.Popen(order.command())
+        child = subprocess.Popen(order.command(config, folder / srun.CODE))
     try:
         while child.poll() is None and flag.requested is None:
             if end is not None and time.time() > end - config.slurm.signal_seconds:

@@ -73,7 +73,7 @@ class Job:
         monkeypatch.setattr(ending, "end_time", lambda config, job_id: end)
         monkeypatch.setattr(ending, "requeue", self._requeue)
         monkeypatch.setattr(evaluation_job, "_POLL", 0.01)
-        monkeypatch.setattr(evaluation_job.Order, "command", lambda order: [sys.executable, "-c", program])
+        monkeypatch.setattr(evaluation_job.Order, "command", lambda *_: [sys.executable, "-c", program])
 
     def _requeue(self, *_: Any) -> int:
         self.requeued += 1
@@ -113,5 +113,21 @@ def test_a_job_without_a_limit_waits_for_its_evaluation(tmp_path: Path, monkeypa
 
 def test_the_command_of_a_job_is_that_of_the_shell() -> None:
     order = evaluation_job.Order("runs/my", True, 20, None, ("eval.samples=8",))
-    words = order.command()
-    assert words[words.index("-m") :] == ["-m", "gspo_hpc", "eval", "runs/my", "--step", "20", "eval.samples=8"]
+    config, code = loader.load(None, []), Path("jobs/0001/code.zip")
+    words = order.command(config, code)
+    wanted = ["-m", "gspo_hpc", "eval", "runs/my", "--step", "20", "eval.samples=8"]
+    assert words[words.index("-m") :] == wanted
+    box = "slurm.container={kind: apptainer, image: /images/own.sif, python: /usr/bin/python3}"
+    words = order.command(loader.load(None, [box, "slurm.srun=[--mpi=none]"]), code)
+    assert words[:2] == ["srun", "--nodes=1"] and "--mpi=none" in words and "/images/own.sif" in words
+    assert words[words.index("/usr/bin/python3") + 2 :] == wanted
+
+
+def test_what_other_evaluations_of_a_run_keep_is_no_progress(tmp_path: Path) -> None:
+    order = evaluation_job.Order(str(tmp_path), True, 20, None, ())
+    assert order.kept_bytes() == 0
+    for name, size in (("000020-ab", 7), ("000010-ab", 100)):
+        folder = tmp_path / "evaluations" / "unfinished" / name / "1-0"
+        folder.mkdir(parents=True)
+        (folder / "rank-0000.journal").write_bytes(b"x" * size)
+    assert order.kept_bytes() == 7
