@@ -216,6 +216,9 @@ class RolloutWorker:
 
     def _leave(self, counters: CallCounters) -> None:
         """Stay reachable for the weight syncs of others until every rank has come here."""
+        # This rank may have asked for newer weights while it waited, and then read that the call is over. Once it has
+        # left, the others may leave as well, and some of them would wait in that sync for those that did.
+        self.recovery.join_syncs(leaving=True)
         counters.leave()
         while True:
             mark("generate")

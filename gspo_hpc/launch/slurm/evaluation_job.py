@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_hpc.config import loader
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.launch.slurm import ending, srun
 from gspo_hpc.system import environment
 from gspo_hpc.system.exit_codes import FAILED
@@ -48,6 +48,9 @@ class Order:
         if box is None:
             return environment.python("gspo_hpc", *words)
         names = srun.environment(config, code)
+        if self.out is not None:
+            folder = Path(self.out).parent
+            box = replace(box, mounts=[*box.mounts, f"{folder}:{folder}"])
         inside = srun.in_container(box, config.cluster.platform == "cuda", Path(self.target), code, [*names])
         start = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", *config.slurm.srun, *inside]
         return [*start, *environment.python("gspo_hpc", *words, interpreter=box.python)]

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from gspo_hpc.engine.engine import EngineDied
 from gspo_hpc.policy.passes import Abandoned
-from gspo_hpc.rollout.notices import Notices
+from gspo_hpc.rollout.generation import CallCounters
+from gspo_hpc.rollout.notices import NodeTopology, Notices
 from gspo_hpc.rollout.recovery import EngineLost, EngineRecovery
+from gspo_hpc.rollout.worker import RolloutWorker
 from tests.torch.ledger.world import World
 
 
@@ -273,3 +275,41 @@ def test_a_rank_that_leaves_asks_nobody_to_take_weights() -> None:
     recovery = EngineRecovery(None, notices, 0, 3, lambda fill: None, in_flight=newer)
     assert recovery.join_syncs(leaving=True) is None and not notices.has("resync")
     assert not newer._announced
+
+
+@pytest.mark.parametrize("leaves_first", [0, 1])
+def test_weights_that_were_announced_at_the_end_of_a_call_are_taken_by_all_ranks_or_by_none(leaves_first: int) -> None:
+    """The first rank announces them while it waits, and reads at the same time that the call is over.
+
+    The rank that left last used to end the call at once, while the other one waited for it in the sync.
+    """
+    world, store = World(2, 0), dist.HashStore()
+    newer = [Newer(world) for _ in range(world.size)]
+    engines: list[Any] = [Held(), Held()]
+    left = threading.Event()
+
+    def rank() -> None:
+        number = world.rank
+        agree = lambda values: [max(column) for column in zip(*world.gather(values), strict=True)]  # noqa: E731
+        notices = Notices(store, NodeTopology(ranks_per_node=world.size), interval=0.0)
+        recovery = EngineRecovery(
+            engines[number], notices, number, 3, lambda fill: None, agree=agree, in_flight=newer[number]
+        )
+        unused: Any = None
+        worker = RolloutWorker(unused, unused, store, notices, engines[number], None, 2, recovery, lambda: False)
+        counters = CallCounters(store, notices, 1, 1)
+        if number == 0:
+            assert recovery.or_weights(lambda: False)()
+        world.wait()
+        if number == 1:
+            counters.add_finished(0)
+        world.wait()
+        if number != leaves_first:
+            left.wait(1.0)  # long enough for the other one to be there
+        worker._leave(counters)
+        left.set()
+        assert counters.over()
+
+    world.run(rank)
+    assert [one.taken for one in newer] == [[4], [4]]
+    assert [engine.resubmitted for engine in engines] == [1, 1]

@@ -121,6 +121,8 @@ def test_the_command_of_a_job_is_that_of_the_shell() -> None:
     words = order.command(loader.load(None, [box, "slurm.srun=[--mpi=none]"]), code)
     assert words[:2] == ["srun", "--nodes=1"] and "--mpi=none" in words and "/images/own.sif" in words
     assert words[words.index("/usr/bin/python3") + 2 :] == wanted
+    apart = evaluation_job.Order("runs/my", True, 20, "/elsewhere/out.jsonl", ())
+    assert "/elsewhere:/elsewhere" in apart.command(loader.load(None, [box]), code)
 
 
 def test_what_other_evaluations_of_a_run_keep_is_no_progress(tmp_path: Path) -> None:
