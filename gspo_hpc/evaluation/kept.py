@@ -28,6 +28,7 @@ from gspo_hpc.system.files import make_inner_dir, open_private, remove_tree
 
 Sample = Callable[[Request, journal.Journal], Generated]  # grade and keep in a journal what is asked for
 
+UNFINISHED = "unfinished"  # the folder of a run's evaluations for those that go on
 _DECIDING = ("model", "adapter", "data", "rollout", "reward", "judges", "environment", "sandbox", "eval")
 
 
@@ -117,3 +118,6 @@ def keeping(
         yield source if folder is None else KeptCompletions(source.ranks, sample, folder, found, remark)
         if folder is not None:
             remove_tree(folder)
+            if folder.parent.name == UNFINISHED:
+                with contextlib.suppress(OSError):  # others are in it
+                    folder.parent.rmdir()

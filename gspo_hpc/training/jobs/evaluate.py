@@ -64,9 +64,9 @@ def _unfinished(run: RunDir | None, reached: int | None, out: Path | None, key: 
     if run is None or reached is None:
         return None
     with contextlib.suppress(OSError):  # that it cannot be made is told later
-        for folder in (run.evaluations, run.evaluations / "unfinished"):
+        for folder in (run.evaluations, run.evaluations / kept.UNFINISHED):
             make_inner_dir(folder)
-    return run.evaluations / "unfinished" / f"{reached:06d}-{key[:16]}"
+    return run.evaluations / kept.UNFINISHED / f"{reached:06d}-{key[:16]}"
 
 
 def _complete(config: Config) -> Config:
