@@ -18,7 +18,7 @@ from gspo_hpc.system.environment import STORE
 
 
 class Meeting:
-    """Where the ranks of one job meet: a port that is never free for others, as rank 0 inherits the socket."""
+    """A meeting place for the ranks of one job: a port that is never free for others, as rank 0 inherits the socket."""
 
     def __init__(self, world: int) -> None:
         self._world = world

@@ -340,9 +340,10 @@ def test_a_micro_batch_keeps_what_the_estimate_says(
         expected.append(((held + ends) * tokens / ep + copies) * 4)
     if ep > 1:
         taken, expected = [sum(taken)], [sum(expected)]
-    # Of full training the estimate is 6.02 % above what is measured, the loss included, which keeps next to nothing.
-    within = activations.IMBALANCE - 1.0 if ep > 1 else 0.065 if name == "one-full" else 0.02
-    np.testing.assert_allclose(taken, expected, rtol=within)
+    if name == "one-full":  # never more than the estimate, which counts 6.02 % too much, the loss included
+        assert 0.935 * expected[0] <= taken[0] <= expected[0]
+        return
+    np.testing.assert_allclose(taken, expected, rtol=activations.IMBALANCE - 1.0 if ep > 1 else 0.02)
 
 
 @pytest.mark.parametrize("name", ADAPTED_MERGED)

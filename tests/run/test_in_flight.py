@@ -58,7 +58,7 @@ def test_engines_take_newer_weights_in_the_middle_of_a_rollout(
 
 
 def test_a_prefix_cache_that_an_in_flight_update_leaves_ends_the_run(tiny_config: Path, tmp_path: Path) -> None:
-    """What engines were sampling would go on behind keys and values of older weights."""
+    """Else completions would be continued behind keys and values of older weights."""
     run_dir, log, note = tmp_path / "run", tmp_path / "log", tmp_path / "planted"
     command = harness.command(tiny_config, run_dir, *IN_FLIGHT)
     process = harness.start(command, log, **harness.planted("kept", note, rank=2))

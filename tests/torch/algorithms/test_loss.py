@@ -407,7 +407,7 @@ def test_splitting_a_batch_changes_neither_sum_nor_gradient(objective: Objective
 
 
 class _Exchange(torch.autograd.Function):
-    """What a context-parallel sum does on one rank: add what the others have, in place, and pass the gradient on."""
+    """A context-parallel sum on one rank: it adds what the others have, in place, and passes the gradient on."""
 
     @staticmethod
     def forward(ctx: object, mine: Tensor, others: Tensor) -> Tensor:

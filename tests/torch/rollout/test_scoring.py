@@ -1,4 +1,4 @@
-"""What reward models give becomes part of the reward, each group once, whatever becomes of the engine.
+"""Scores of reward models become part of the reward, each group once, whatever becomes of the engine.
 
 It would catch a part that is weighed or clipped otherwise than a function's, a failure that becomes a zero, groups that
 are scored twice after a death, and a rank that waits for others without saying whether it was stopped.
