@@ -63,6 +63,11 @@ class Lanes(LoadScopeScheduling):
         return name if name in SHARED and path not in ALONE else path
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their parameter: what a test writes may hold the time, and all workers need the same names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Give pytest-xdist this scheduler: its own keeps files together, or nothing, but no tiers."""

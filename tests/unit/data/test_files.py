@@ -113,7 +113,7 @@ def test_a_row_of_csv_is_told_by_its_first_line(tmp_path: Path) -> None:
         ("a.csv", b'prompt,x\n"1,2\n', "not CSV: unexpected end of data"),
         ("a.csv", b"prompt,x\nok,2\n\xff,3\n", "not UTF-8"),
         ("a.jsonl.gz", b'{"prompt": "a"}\n', "cannot be decompressed"),
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n')[:-9], "cannot be decompressed"),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n', mtime=0)[:-9], "cannot be decompressed"),
         ("a.jsonl.zst", b'{"prompt": "a"}\n', "cannot be decompressed"),
         ("a.arrow", b"no Arrow at all", "cannot be read as arrow"),
     ],
