@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,22 @@ class Prompt:
     tokens: Ints  # [prompt_len]
     text: str  # what the model sees, after the chat template
     fields: dict[str, Any]  # all other fields of the row: answers, for the rewards
+
+
+class Standing(NamedTuple):
+    """Place in a conversation that goes on in a later rollout: before the answer to its last message.
+
+    Its completion has that message last, as far as it is sampled, and the texts of what is before it.
+    """
+
+    messages: int  # of the model that are answered
+    answered: int  # tokens of these, with their answers
+    finish_reason: str  # of the message behind them, UNFINISHED if the model has not ended it
+    text: str  # of that message, once the model has ended it
+    state: Any  # of the environment
+    seed: int  # which the environment was given
+    reward: float
+    seconds: float  # that the conversation has taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +81,7 @@ class Completion:
     # With rollout.unfinished continue or rollout.in_flight_updates: the weights that sampled its tokens, one after the
     # other, as (the number of steps that had made them, the number of tokens); else empty: those of its rollout did.
     pieces: tuple[tuple[int, int], ...] = ()
+    standing: Standing | None = None  # of an unfinished conversation
 
     @property
     def sampled(self) -> npt.NDArray[np.intp]:
@@ -72,9 +89,9 @@ class Completion:
         return np.arange(len(self.tokens)) if self.environment is None else np.flatnonzero(self.environment == 0)
 
     def with_piece(self, weights_version: int) -> Completion:
-        """Return the completion; its tokens that have no weights yet were sampled by these."""
+        """Return the completion; its sampled tokens that have no weights yet were sampled by these."""
         counts = dict(self.pieces)
-        more = len(self.tokens) - sum(counts.values())
+        more = len(self.logprobs) - sum(counts.values())
         counts[weights_version] = counts.get(weights_version, 0) + more
         return replace(self, pieces=tuple(counts.items())) if more else self
 
@@ -129,6 +146,7 @@ class Group:
                         "environment": None if c.environment is None else encode(c.environment),
                         "calls": c.calls,
                         "pieces": c.pieces,
+                        "standing": None if c.standing is None else c.standing._asdict(),
                     }
                     for c in self.completions
                 ],
@@ -165,6 +183,7 @@ class Group:
                     environment=_flags(c.get("environment")),
                     calls=c.get("calls", {}),
                     pieces=tuple((int(version), int(tokens)) for version, tokens in c.get("pieces", ())),
+                    standing=None if c.get("standing") is None else Standing(**c["standing"]),
                 )
                 for c in raw["completions"]
             ),

@@ -30,6 +30,7 @@ class TurnRecord:
     over: bool
     calls: tuple[CallRecord, ...] = ()  # of tools, whose results are the reply
     seconds: float = 0.0  # that the conversation took until its answer
+    pieces: tuple[tuple[int, int], ...] = ()  # of the message; see Completion
 
     def to_json(self) -> str:
         """Return the turn as one line of JSON."""
@@ -47,5 +48,6 @@ class TurnRecord:
                 "tokens": decode_ints(raw["tokens"]),
                 "logprobs": decode_floats(raw["logprobs"]),
                 "calls": tuple(CallRecord(*call) for call in raw.get("calls", ())),
+                "pieces": tuple((int(version), int(tokens)) for version, tokens in raw.get("pieces", ())),
             }
         )

@@ -5,15 +5,16 @@ whole groups. Each message of the model is a request of its own, which the engin
 conversation ends when the environment says so (without one, with a message that calls no tool), after
 environment.max_turns messages, with the first answer after environment.max_seconds, or where the next reply would leave
 no token of rollout.max_response_length for the model. So its last token is always one that the model sampled.
+
+A rollout may end before its conversations do, and a later one goes on with them: behind the last token of the model, or
+with the message that the environment has not answered. What it has answered is not asked for again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,54 +22,22 @@ from itertools import count
 
 import numpy as np
 
-from gspo_hpc.data.outcomes import CallOutcome, CallRecord
-from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
+from gspo_hpc.data.outcomes import CallRecord
+from gspo_hpc.data.records import OUT_OF_TIME, UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.turns import TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.policy.passes import never
-from gspo_hpc.rewards.calls import ENVIRONMENT, error_text
+from gspo_hpc.rewards.calls import error_text
 from gspo_hpc.rewards.catalogue import Turn
 from gspo_hpc.rewards.environments.tool_calls import Call
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import asked
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout.conversation import Conversation, turn_seed
 from gspo_hpc.rollout.notices import POLL_SECONDS
 from gspo_hpc.runs.journal import Journal
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    """Return the seed of a message: that of the completion for the first, so a single turn is sampled as without."""
-    if turn == 0:
-        return seed
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
-
-
-@dataclass
-class _Conversation:
-    """One completion while it grows."""
-
-    slot: int
-    sample: int
-    seed: int
-    tokens: list[int] = field(default_factory=list)  # of both sides
-    theirs: list[int] = field(default_factory=list)  # 1 for each token of the environment
-    logprobs: list[np.ndarray] = field(default_factory=list)  # by message
-    texts: list[str] = field(default_factory=list)  # of messages and replies in turns
-    messages: int = 0  # of the model
-    state: object = None  # of the environment; None before its first answer
-    reward: float = 0.0
-    failure: str | None = None
-    finish_reason: str = "stop"
-    num_cached_tokens: int = 0
-    calls: Counter[CallOutcome] = field(default_factory=Counter)
-    began: float = field(default_factory=lambda: time.monotonic())  # less the seconds that it took before a kill
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that it has taken."""
-        return time.monotonic() - self.began
 
 
 @dataclass
@@ -94,8 +63,9 @@ class _Open:
 
     prompt: Prompt
     sampling: Sampling
-    conversations: list[_Conversation]
-    over: int = 0
+    conversations: list[Conversation]
+    seed: int  # of the environment: one for the conversations of a group, which are about the same
+    may_stop: bool
 
     @cached_property
     def crc(self) -> int:
@@ -119,18 +89,21 @@ class Conversations:
         stop_requested: Callable[[], bool] = never,
         toolbox: Toolbox | None = None,
         answers: bool = True,
+        weights_version: Callable[[], int] = int,
     ) -> None:
         """Take what the journal has of conversations of these slots.
 
-        `answers`: there is an environment, which answers messages that call no tool.
+        `answers`: there is an environment, which answers messages that call no tool. `weights_version` returns the
+        number of steps that had made the weights of the engine.
         """
+        self._weights_version = weights_version
         self._toolbox, self._answers = toolbox, answers
         self._engine, self._pool, self._replies = engine, pool, replies
         self._max_turns, self._max_seconds = max_turns, math.inf if max_seconds is None else max_seconds
         self._journal, self._stop_requested = journal, stop_requested
         self._past = {} if journal is None else journal.turns(slots)
         self._open: dict[int, _Open] = {}  # by slot
-        self._asked: dict[int, _Conversation] = {}  # by the number of the engine's request
+        self._asked: dict[int, Conversation] = {}  # by the number of the engine's request
         self._answering: dict[tuple[int, int], _Answering] = {}  # by slot and sample
         self._numbers = count()
         self._waited = 0.0
@@ -152,20 +125,40 @@ class Conversations:
         return self._engine.tokens_generated
 
     def submit(
-        self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling, *, reports_experts: bool = False
+        self,
+        slot: int,
+        prompt: Prompt,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        reports_experts: bool = False,
+        begun: Sequence[Completion] = (),
+        may_stop: bool = False,
     ) -> None:
-        """Begin a conversation about `prompt` for each seed; see :meth:`Engine.submit`. No experts are reported."""
-        conversations = [_Conversation(slot, sample, seed) for sample, seed in enumerate(seeds)]
-        self._open[slot] = _Open(prompt, sampling, conversations)
-        for one in conversations:
-            goes_on = True
+        """Begin a conversation about `prompt` for each seed, or go on with those of `begun`, which :meth:`stop` gave.
+
+        See :meth:`Engine.submit`. No experts are reported. With `may_stop` completions tell the weights that sampled.
+        """
+        known: Sequence[Completion | None] = begun or [None] * len(seeds)
+        seed = next((one.standing.seed for one in known if one is not None and one.standing is not None), seeds[0])
+        found = [
+            Conversation.continued(slot, sample, seed_of, one)
+            for sample, (seed_of, one) in enumerate(zip(seeds, known, strict=True))
+        ]
+        opened = self._open[slot] = _Open(prompt, sampling, [one for one, _ in found], seed, may_stop)
+        if all(one.result for one in opened.conversations):  # they are only to be graded
+            self._finish(opened)
+        for one, message in found:
+            goes_on = one.result is None
             for record in self._past.pop((slot, one.sample), []):
                 # Behind a damaged line of the journal there may be turns of a conversation that went on otherwise.
-                if not goes_on or record.past != self._crc(one):
+                if not goes_on or record.turn != one.messages or record.past != self._crc(one):
                     break
-                goes_on = self._take(one, record)
-            if goes_on:
-                self._ask_model(one)
+                goes_on, message = self._take(one, record), None
+            if goes_on and message is not None and message.finish_reason != UNFINISHED:
+                self._ask(one, message)
+            elif goes_on:
+                self._ask_model(one, message)
 
     def step(self) -> list[Group]:
         """Have the engine make one step, give its messages to the environment, and return the groups that are over.
@@ -174,7 +167,7 @@ class Conversations:
         """
         for group in self._engine.step() if self._engine.pending else []:
             one, (message,) = self._asked.pop(group.slot), group.completions
-            self._ask(one, message)
+            self._ask(one, self._told(one, message))
         waits = not self._engine.pending and not self._finished and bool(self._pool.pending)
         began = time.monotonic()
         results = self._pool.poll(timeout=POLL_SECONDS if waits else 0.0)
@@ -191,6 +184,26 @@ class Conversations:
         found, self._waited = self._waited, 0.0
         return found
 
+    def stop(self) -> list[Group]:
+        """Drop all groups that are not finished, and return them with what is there of their conversations.
+
+        See :meth:`Engine.stop`. Answers that are still to come are dropped, too, and asked for when they go on.
+        """
+        last = {key: answering.message for key, answering in self._answering.items()}
+        for group in self._engine.stop():
+            one, (message,) = self._asked[group.slot], group.completions
+            last[one.slot, one.sample] = self._told(one, message)
+        stopped = [
+            Group(
+                slot,
+                opened.prompt,
+                tuple(one.result or one.left(last[slot, one.sample], opened.seed) for one in opened.conversations),
+            )
+            for slot, opened in self._open.items()
+        ]
+        self.abort()
+        return stopped
+
     def abort(self) -> None:
         """Drop all conversations."""
         self._engine.abort()
@@ -200,11 +213,14 @@ class Conversations:
         self._finished.clear()
         self._pool.drop()
 
-    def _ask(self, one: _Conversation, message: Completion) -> None:
+    def _told(self, one: Conversation, message: Completion) -> Completion:
+        """Return a message that has just come, with the weights that sampled it if they are to be told."""
+        return message.with_piece(self._weights_version()) if self._open[one.slot].may_stop else message
+
+    def _ask(self, one: Conversation, message: Completion) -> None:
         """Give a message to the tools that it calls, or to the environment."""
         answering = self._answering[one.slot, one.sample] = _Answering(message)
-        opened = self._open[one.slot]  # whose conversations are about the same, so they have one seed
-        row, seed = opened.prompt.fields, opened.conversations[0].seed
+        row, seed = self._open[one.slot].prompt.fields, self._open[one.slot].seed
         if self._toolbox is not None and message.finish_reason != "length":
             answering.calls = self._toolbox.calls(self._replies.text(message.tokens.tolist()))
         for place, call in enumerate(answering.calls):
@@ -237,7 +253,7 @@ class Conversations:
             message, turn = answering.message, answering.turn
             if answering.failure is not None:
                 one.failure = answering.failure
-                self._add(one, message)
+                one.add(message)
                 self._end(one)
                 continue
             calls = tuple(call for call in answering.calls if isinstance(call, CallRecord))
@@ -259,6 +275,7 @@ class Conversations:
                     over=turn.over,
                     calls=calls,
                     seconds=one.seconds,
+                    pieces=message.pieces,
                 )
             )
         if records and self._journal is not None:
@@ -268,13 +285,13 @@ class Conversations:
             if self._take(one, record):
                 self._ask_model(one)
 
-    def _crc(self, one: _Conversation) -> int:
+    def _crc(self, one: Conversation) -> int:
         """Return the CRC-32 of all tokens that the next message of a conversation follows."""
         return zlib.crc32(np.asarray(one.tokens, dtype="<i4").tobytes(), self._open[one.slot].crc)
 
-    def _take(self, one: _Conversation, record: TurnRecord) -> bool:
+    def _take(self, one: Conversation, record: TurnRecord) -> bool:
         """Add a turn to its conversation; False if that is over now."""
-        self._add(one, record)
+        one.add(record)
         one.state, one.reward = record.state, one.reward + record.reward
         one.calls.update(call.outcome for call in record.calls)
         one.began = min(one.began, time.monotonic() - record.seconds)
@@ -302,44 +319,32 @@ class Conversations:
         one.texts += [f"> {line}" for text in told for line in text.split("\n")]
         return True
 
-    def _add(self, one: _Conversation, message: Completion | TurnRecord) -> None:
-        if one.messages == 0:
-            one.num_cached_tokens = message.num_cached_tokens
-        one.tokens += message.tokens.tolist()
-        one.theirs += [0] * len(message.tokens)
-        one.logprobs.append(message.logprobs)
-        one.texts.append(message.text)
-        one.messages += 1
-        one.finish_reason = message.finish_reason
-
-    def _ask_model(self, one: _Conversation) -> None:
+    def _ask_model(self, one: Conversation, begun: Completion | None = None) -> None:
+        """Have the engine sample the next message, of which it may have sampled a part."""
         opened, number = self._open[one.slot], next(self._numbers)
         tokens = np.concatenate((opened.prompt.tokens, np.asarray(one.tokens, dtype=np.int32)))
         left = replace(opened.sampling, max_tokens=opened.sampling.max_tokens - len(one.tokens))
         self._asked[number] = one
         prompt = Prompt(opened.prompt.index, tokens, "", {})
-        self._engine.submit(number, prompt, [turn_seed(one.seed, one.messages)], left, reports_experts=False)
-
-    def _end(self, one: _Conversation) -> None:
-        """Note the end of a conversation; with the last one of its group, that is finished."""
-        opened = self._open[one.slot]
-        opened.over += 1
-        if opened.over < len(opened.conversations):
-            return
-        del self._open[one.slot]
-        self._finished.append(Group(one.slot, opened.prompt, tuple(map(self._completion, opened.conversations))))
-
-    def _completion(self, one: _Conversation) -> Completion:
-        return Completion(
-            tokens=np.asarray(one.tokens, dtype=np.int32),
-            logprobs=np.concatenate(one.logprobs),
-            text="\n".join(one.texts),
-            finish_reason=one.finish_reason,
-            seed=one.seed,
-            reward=0.0 if one.failure else one.reward,
-            reward_parts={} if one.failure else {ENVIRONMENT: one.reward},
-            failure=one.failure,
-            num_cached_tokens=one.num_cached_tokens,
-            environment=np.asarray(one.theirs, dtype=np.uint8) if any(one.theirs) else None,
-            calls=dict(one.calls),
+        self._engine.submit(
+            number,
+            prompt,
+            [turn_seed(one.seed, one.messages)],
+            left,
+            reports_experts=False,
+            begun=[] if begun is None else [begun],
+            may_stop=opened.may_stop,
         )
+
+    def _end(self, one: Conversation) -> None:
+        """Note the end of a conversation; with the last one of its group, that is finished."""
+        one.end()
+        opened = self._open[one.slot]
+        if all(other.result for other in opened.conversations):
+            self._finish(opened)
+
+    def _finish(self, opened: _Open) -> None:
+        slot = opened.conversations[0].slot
+        del self._open[slot]
+        completions = tuple(one.result for one in opened.conversations if one.result is not None)
+        self._finished.append(Group(slot, opened.prompt, completions))

@@ -210,7 +210,7 @@ class Generation:
             trained = self.request.rollout >= 0
             if self._tells_weights:
                 begun = self._begun(slot, prompt)
-                self.engine.submit(slot, prompt, seeds, self.request.sampling, begun=begun, may_stop=True)
+                self._sampler.submit(slot, prompt, seeds, self.request.sampling, begun=begun, may_stop=True)
             else:
                 self._sampler.submit(slot, prompt, seeds, self.request.sampling, reports_experts=trained)
 
@@ -291,7 +291,7 @@ class Generation:
         if not self._goes_on:
             self._sampler.abort()
         else:
-            stopped = [group.with_piece(self.recovery.weights_version) for group in self.engine.stop()]
+            stopped = [group.with_piece(self.recovery.weights_version) for group in self._sampler.stop()]
             # Those that are sampled but not graded are graded when the next rollout takes them.
             left = [*stopped, *(group for group, _ in self._grading.values())]
             self.unfinished = {group.slot: group for group in left}

@@ -182,6 +182,7 @@ class RolloutWorker:
                 stop_requested=self.stop_requested,
                 toolbox=self.toolbox,
                 answers=self.config.environment.name is not None,
+                weights_version=lambda: self.recovery.weights_version,
             )
         return Generation(
             request=request,

@@ -197,8 +197,8 @@ def read_turns(
 ) -> dict[tuple[int, int], list[TurnRecord]]:
     """Return the turns of a rollout's conversations that the policy `fingerprint` led, in order, by slot and sample.
 
-    `slots`: of which; by default of all. Only turns without a gap before them count. Of a turn that is there twice,
-    the first does, as of groups.
+    `slots`: of which; by default of all. Only turns without a gap between them and the first of them count. Of a turn
+    that is there twice, the first does, as of groups.
     """
     found: dict[tuple[int, int], dict[int, TurnRecord]] = {}
     for path in sorted(folder.glob("rank-*.turns")):
@@ -213,7 +213,8 @@ def read_turns(
 
 
 def _without_gap(turns: dict[int, TurnRecord]) -> Iterator[TurnRecord]:
-    for number in range(len(turns)):
+    first = min(turns)  # above 0 where the conversation began in an earlier rollout
+    for number in range(first, first + len(turns)):
         if number not in turns:
             return
         yield turns[number]

@@ -2,7 +2,8 @@
 
 It would catch tokens that are not those that were sampled, log-probs of another context than the whole conversation, a
 mask that trains on an environment's words, a reply that another template would give, an environment that is asked twice
-for what the journal has, and a failure that costs more than its conversation.
+for what the journal has, a failure that costs more than its conversation, and a conversation that goes on in another
+rollout otherwise than it stood.
 """
 
 from __future__ import annotations
@@ -281,6 +282,81 @@ def test_turns_of_another_past_are_left_out(
     made.append_turns([found[0], found[2]])
     made.close()
     assert [turn.turn for turn in read_turns(tmp_path / "gap", "f")[9, 0]] == [0]
+
+    (tmp_path / "behind").mkdir()
+    made = Journal(tmp_path / "behind", 0, fingerprint="f", rollout=1)
+    made.append_turns(found[1:])  # as of a conversation that an earlier rollout began, which this one is not
+    anew, _ = talk(engine, pool, tokenizer, {9: 2}, journal=made)
+    made.close()
+    assert all(same(one, other) for one, other in zip(anew[9].completions, first[9].completions, strict=True))
+
+
+def test_conversations_that_are_stopped_go_on_where_they_stood(
+    engine: Engine, pool: RewardPool, tokenizer: Any, asked: Path, tmp_path: Path
+) -> None:
+    """They are stopped again and again, each time by way of a file; whoever samples greedily says the same all along.
+
+    Every other time the rollout is killed before it ends, and what its journal has is asked of nobody again.
+    """
+    greedy, counts = Sampling(temperature=0.0, max_tokens=100), {0: 3, 1: 2, 2: 0}
+    straight, _ = talk(engine, pool, tokenizer, counts, sampling=greedy)
+    asked.unlink()
+    tokens = np.asarray(tokenizer(TEXT, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    left: dict[int, str] = {}
+    finished: dict[int, Group] = {}
+    dropped = 0  # questions that nobody waited for any more
+    standing: list[str] = []  # the last message's reason to end, of all conversations that were stopped
+    for rollout in range(100):
+        for killed in (True, False):
+            journal = Journal(tmp_path / f"{rollout}", 0, fingerprint="f", rollout=rollout)
+            made = Conversations(
+                engine,
+                pool,
+                Replies(tokenizer, Data()),
+                TURNS,
+                slots=counts,
+                journal=journal,
+                weights_version=lambda version=rollout: version,  # type: ignore[misc]
+            )
+            for slot, count in counts.items():
+                begun = Group.from_json(left[slot]).completions if slot in left else ()
+                seeds = [1000 * rollout + 100 * slot + i for i in range(4)]
+                if slot not in finished:
+                    prompt = Prompt(slot, tokens, TEXT, {"turns": count})
+                    made.submit(slot, prompt, seeds, greedy, begun=begun, may_stop=True)
+            now = {}
+            for _ in range(2 + rollout % 3):
+                now |= {group.slot: group for group in made.step()}
+            if killed:
+                dropped += pool.pending
+                made.abort()
+            else:
+                finished |= now
+                stopped = made.stop()
+                left = {group.slot: group.to_json() for group in stopped}
+                places = [one.standing for group in stopped for one in group.completions]
+                standing += [one.finish_reason for one in places if one is not None]
+                assert all(one is None or one.seed % 1000 == one.seed for one in places), (
+                    "the environment's is the first"
+                )
+            journal.close()
+            assert made.pending == engine.pending == pool.pending == 0
+        if len(finished) == len(counts):
+            break
+    assert len(finished) == len(counts) and rollout > 5, rollout
+    assert standing.count("unfinished") > 10 and standing.count("stop") > 0, "some wait for the environment's answer"
+    for slot, group in finished.items():
+        for one, other in zip(group.completions, straight[slot].completions, strict=True):
+            assert np.array_equal(one.tokens, other.tokens) and one.text == other.text
+            assert (one.environment is None) == (other.environment is None)
+            assert one.environment is None or np.array_equal(one.environment, other.environment)
+            assert (one.finish_reason, one.standing) == (other.finish_reason, None)
+            assert sum(count for _, count in one.pieces) == len(one.logprobs) == len(one.sampled)
+            versions = [version for version, _ in one.pieces]
+            assert versions == sorted(set(versions)) and len(versions) > 1
+    answers = sum(4 * (count + 1) for count in counts.values())
+    # Of an answer that was still to come when its rollout was left or killed, the question is asked once more.
+    assert answers <= asked.read_text().count("asked") <= answers + dropped + standing.count("stop")
 
 
 def test_what_is_dropped_comes_to_no_later_call(engine: Engine, pool: RewardPool, tokenizer: Any) -> None:

@@ -24,11 +24,9 @@ class ApartRule(RuleId):
     STALENESS_WITHOUT_ENTROPIES = auto()
     UNFINISHED_NEEDS_OVERSAMPLING = auto()
     CONTINUED_GROUPS_FIND_ROOM = auto()
-    CONTINUED_WITHOUT_ENVIRONMENT = auto()
     CONTINUED_WITHOUT_CHOICES = auto()
     CONTINUED_WITHOUT_ENTROPIES = auto()
     IN_FLIGHT_NEEDS_ONE_AHEAD = auto()
-    IN_FLIGHT_WITHOUT_ENVIRONMENT = auto()
     IN_FLIGHT_WITHOUT_CHOICES = auto()
 
 
@@ -143,21 +141,6 @@ def _room(plan: PlanBuilder) -> Iterator[str]:
 
 
 @rule(
-    ApartRule.CONTINUED_WITHOUT_ENVIRONMENT,
-    "conversations are not continued: no `rollout.unfinished: continue` with an environment or tools",
-    Topic.ENGINES,
-)
-def _conversations(plan: PlanBuilder) -> Iterator[str]:
-    config = plan.config
-    if config.rollout.unfinished == "continue" and config.environment.talks:
-        what = f"name ({config.environment.name})" if config.environment.name else "tools"
-        yield (
-            f"rollout.unfinished continue and environment.{what} exclude each other: a conversation is not carried "
-            "into the next rollout yet; give rollout.unfinished=drop, or wait"
-        )
-
-
-@rule(
     ApartRule.CONTINUED_WITHOUT_CHOICES,
     "`rollout.unfinished: continue` needs `moe.router_replay: off` in a mixture",
     Topic.ENGINES,
@@ -200,21 +183,6 @@ def _in_flight(plan: PlanBuilder) -> Iterator[str]:
         yield (
             "rollout.in_flight_updates brings newer weights to engines that generate while others train: it needs "
             f"rollout.mode server and rollout.max_staleness 1, not {rollout.mode} and {rollout.max_staleness}"
-        )
-
-
-@rule(
-    ApartRule.IN_FLIGHT_WITHOUT_ENVIRONMENT,
-    "the weights of a conversation do not change: no `rollout.in_flight_updates` with an environment or tools",
-    Topic.ENGINES,
-)
-def _in_flight_conversations(plan: PlanBuilder) -> Iterator[str]:
-    environment = plan.config.environment
-    if plan.config.rollout.in_flight_updates and environment.talks:
-        what = f"name ({environment.name})" if environment.name else "tools"
-        yield (
-            f"rollout.in_flight_updates and environment.{what} exclude each other: a conversation is not continued "
-            "with other weights yet; give rollout.in_flight_updates=false"
         )
 
 

@@ -97,8 +97,17 @@ class Scripted:
     running = pending
 
     def submit(
-        self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling, *, reports_experts: bool = False
+        self,
+        slot: int,
+        prompt: Prompt,
+        seeds: Sequence[int],
+        sampling: Sampling,
+        *,
+        reports_experts: bool = False,
+        begun: Sequence[Completion] = (),
+        may_stop: bool = False,
     ) -> None:
+        assert not begun
         self._open.append((slot, prompt, list(seeds), sampling))
 
     def step(self) -> list[Group]:

@@ -128,11 +128,7 @@ IN_FLIGHT = "rollout.in_flight_updates=true"
         ([*APART, "rollout.max_staleness=0"], "in_flight_needs_one_ahead"),
         ([*APART, "rollout.max_staleness=2"], "in_flight_needs_one_ahead"),
         (["rollout.max_staleness=0"], "in_flight_needs_one_ahead"),
-        ([*APART, "rollout.max_staleness=1", "environment.name=guess_number"], "in_flight_without_environment"),
-        (
-            [*APART, "rollout.max_staleness=1", "environment.tools=[{function: calculator}]"],
-            "in_flight_without_environment",
-        ),
+        ([*APART, "rollout.max_staleness=1", "environment.name=guess_number"], None),
     ],
 )
 def test_weights_that_come_in_flight_need_engines_that_are_ahead(words: list[str], rule: str | None) -> None:

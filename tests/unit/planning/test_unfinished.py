@@ -53,8 +53,6 @@ def test_no_more_is_begun_than_rollouts_can_train_on_in_time() -> None:
 @pytest.mark.parametrize(
     ("preset", "settings", "rule"),
     [
-        (PRESET, ["environment.name=guess_number"], "continued_without_environment"),
-        (PRESET, ["environment.tools=[{function: calculator}]"], "continued_without_environment"),
         (MIXTURE, ["moe.router_replay=rollout"], "continued_without_choices"),
         (MIXTURE, ["moe.router_replay=old_logprobs"], "continued_without_choices"),
         (PRESET, ["algorithm.name=gspo_token", "algorithm.top_entropy_quantile=0.2"], "continued_without_entropies"),
