@@ -127,6 +127,23 @@ def pytest_runtest_makereport(
     return (yield)
 
 
+def _inherited() -> dict[str, str]:
+    """Return the variables of this process that decide what the processes do which it starts."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "GSPO_HPC_", "SLURM_"))}
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Generator[None]:
+    """A test that leaves such a variable behind fails: else it would be tests after it that do, on the same worker."""
+    before = _inherited()
+    yield
+    after = _inherited()
+    for name in before.keys() | after.keys():
+        os.environ.pop(name, None)
+    os.environ.update(before)
+    assert after == before, "use monkeypatch.setenv"
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The top of the project."""

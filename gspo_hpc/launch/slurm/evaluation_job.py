@@ -73,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     (folder,) = map(Path, sys.argv[1:] if argv is None else argv)
     values = read_json(folder / ORDER)
     order, config = Order(**{**values, "overrides": tuple(values["overrides"])}), loader.load(folder / "config.yaml")
-    os.environ.update(srun.environment(config, folder / srun.CODE))
     job_id = os.environ["SLURM_JOB_ID"]
     flag = StopFlag().start()
     end = ending.end_time(config, job_id)
     with signals_default_in_children():
-        child = subprocess.Popen(order.command(config, folder / srun.CODE))
+        variables = os.environ | srun.environment(config, folder / srun.CODE)
+        child = subprocess.Popen(order.command(config, folder / srun.CODE), env=variables)
     try:
         while child.poll() is None and flag.requested is None:
             if end is not None and time.time() > end - config.slurm.signal_seconds:

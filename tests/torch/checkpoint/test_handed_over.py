@@ -320,7 +320,8 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
     (job / "7_0_log.out").write_text("slurmstepd: error\n")
     sweep.write_tasks(new_job_folder(top), {0: job})
     assert main(["report", str(made.path)]) == 0
-    assert all(path.exists() for path in vars(made).values() if isinstance(path, Path)), "a path that nothing is at"
+    missing = [name for name, path in vars(made).items() if isinstance(path, Path) and not path.exists()]
+    assert not missing, done.stdout
     return made
 
 
