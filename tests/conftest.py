@@ -32,6 +32,8 @@ ALONE = (
     *(f"tests/run/test_{name}.py" for name in ("judge", "notebook", "quickstart_page", "random_judge", "server")),
     *(f"tests/run/test_{name}.py" for name in ("dynamic_sampling", "environment", "mismatch", "partial_rollouts")),
     *(f"tests/run/test_{name}.py" for name in ("retired_prompts", "sources", "starter", "task_page", "teacher")),
+    *(f"tests/run/test_{name}.py" for name in ("adapters", "adapters_beside", "budget", "in_flight", "reward_model")),
+    "tests/run/test_continued_conversations.py",
 )
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by anything
