@@ -69,11 +69,12 @@ class Verifiers:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        printed = self._last_printed()
         if not line:
             self._end()
-            last = printed.strip().splitlines()
+            last = self._last_printed().strip().splitlines()
             raise ValueError(f"its Python has ended: {last[-1] if last else self._process.returncode}")
+        if os.fstat(self._printed.fileno()).st_size > _MOST_PRINTED:
+            self._printed.truncate(0)
         found = parse_json(line, finite=False)
         if "error" in found:
             raise ValueError(found["error"])
@@ -92,13 +93,9 @@ class Verifiers:
         self._process.communicate()
 
     def _last_printed(self) -> str:
-        """Return what the other Python printed last, and forget it where it is much."""
-        end = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(-min(end, _KEPT), os.SEEK_END)
-        text = self._printed.read().decode(errors="replace")
-        if end > _MOST_PRINTED:
-            self._printed.truncate(0)
-        return text
+        """Return what the other Python printed last."""
+        file = self._printed.fileno()
+        return os.pread(file, _KEPT, max(0, os.fstat(file).st_size - _KEPT)).decode(errors="replace")
 
 
 def main(words: Sequence[str]) -> int:

@@ -181,6 +181,7 @@ async def serve(name: str, arguments: dict[str, Any], out: int) -> None:
 if __name__ == "__main__":
     answers = os.dup(1)
     os.dup2(2, 1)  # what the environment prints is no answer
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # also what it prints before a sudden end
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2]), answers))
     os._exit(0)
