@@ -13,27 +13,26 @@ import hashlib
 import math
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 
-from gspo_hpc.data.outcomes import CallOutcome, CallRecord
+from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
-from gspo_hpc.data.turns import TurnRecord
+from gspo_hpc.data.turns import GROUP, TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.policy.passes import never
 from gspo_hpc.rewards.calls import ENVIRONMENT, error_text
 from gspo_hpc.rewards.catalogue import Turn
 from gspo_hpc.rewards.environments.tool_calls import Call
 from gspo_hpc.rewards.environments.tools import Toolbox
-from gspo_hpc.rewards.environments.turns import asked
+from gspo_hpc.rewards.environments.turns import asked, asked_for_scores
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
+from gspo_hpc.rollout.conversation import Answering, Conversation, OpenGroup
 from gspo_hpc.rollout.notices import POLL_SECONDS
 from gspo_hpc.runs.journal import Journal
 
@@ -43,64 +42,6 @@ def turn_seed(seed: int, turn: int) -> int:
     if turn == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
-
-
-@dataclass
-class _Conversation:
-    """One completion while it grows."""
-
-    slot: int
-    sample: int
-    seed: int
-    tokens: list[int] = field(default_factory=list)  # of both sides
-    theirs: list[int] = field(default_factory=list)  # 1 for each token of the environment
-    logprobs: list[np.ndarray] = field(default_factory=list)  # by message
-    texts: list[str] = field(default_factory=list)  # of messages and replies in turns
-    messages: int = 0  # of the model
-    state: object = None  # of the environment; None before its first answer
-    reward: float = 0.0
-    failure: str | None = None
-    finish_reason: str = "stop"
-    num_cached_tokens: int = 0
-    calls: Counter[CallOutcome] = field(default_factory=Counter)
-    began: float = field(default_factory=lambda: time.monotonic())  # less the seconds that it took before a kill
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that it has taken."""
-        return time.monotonic() - self.began
-
-
-@dataclass
-class _Answering:
-    """A message of the model that waits for its answer: the environment's, or the results of tools."""
-
-    message: Completion
-    calls: list[CallRecord | Call] = field(default_factory=list)  # a call in the place of what will come of it
-    turn: Turn | None = None
-    failure: str | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether a result is still to come."""
-        if self.calls:
-            return any(isinstance(one, Call) for one in self.calls)
-        return self.turn is None and self.failure is None
-
-
-@dataclass
-class _Open:
-    """A group whose conversations are not all over."""
-
-    prompt: Prompt
-    sampling: Sampling
-    conversations: list[_Conversation]
-    over: int = 0
-
-    @cached_property
-    def crc(self) -> int:
-        """The CRC-32 of the prompt's tokens."""
-        return zlib.crc32(self.prompt.tokens.astype("<i4").tobytes())
 
 
 class Conversations:
@@ -119,19 +60,21 @@ class Conversations:
         stop_requested: Callable[[], bool] = never,
         toolbox: Toolbox | None = None,
         answers: bool = True,
+        scores_groups: bool = False,
     ) -> None:
         """Take what the journal has of conversations of these slots.
 
-        `answers`: there is an environment, which answers messages that call no tool.
+        `answers`: there is an environment, which answers messages that call no tool. `scores_groups`: it scores the
+        conversations of a group together, once all are over.
         """
-        self._toolbox, self._answers = toolbox, answers
+        self._toolbox, self._answers, self._scores_groups = toolbox, answers, scores_groups
         self._engine, self._pool, self._replies = engine, pool, replies
         self._max_turns, self._max_seconds = max_turns, math.inf if max_seconds is None else max_seconds
         self._journal, self._stop_requested = journal, stop_requested
         self._past = {} if journal is None else journal.turns(slots)
-        self._open: dict[int, _Open] = {}  # by slot
-        self._asked: dict[int, _Conversation] = {}  # by the number of the engine's request
-        self._answering: dict[tuple[int, int], _Answering] = {}  # by slot and sample
+        self._open: dict[int, OpenGroup] = {}  # by slot
+        self._asked: dict[int, Conversation] = {}  # by the number of the engine's request
+        self._answering: dict[tuple[int, int], Answering] = {}  # by slot and sample
         self._numbers = count()
         self._waited = 0.0
         self._finished: list[Group] = []
@@ -155,8 +98,8 @@ class Conversations:
         self, slot: int, prompt: Prompt, seeds: Sequence[int], sampling: Sampling, *, reports_experts: bool = False
     ) -> None:
         """Begin a conversation about `prompt` for each seed; see :meth:`Engine.submit`. No experts are reported."""
-        conversations = [_Conversation(slot, sample, seed) for sample, seed in enumerate(seeds)]
-        self._open[slot] = _Open(prompt, sampling, conversations)
+        conversations = [Conversation(slot, sample, seed) for sample, seed in enumerate(seeds)]
+        self._open[slot] = OpenGroup(prompt, sampling, conversations)
         for one in conversations:
             goes_on = True
             for record in self._past.pop((slot, one.sample), []):
@@ -200,9 +143,9 @@ class Conversations:
         self._finished.clear()
         self._pool.drop()
 
-    def _ask(self, one: _Conversation, message: Completion) -> None:
+    def _ask(self, one: Conversation, message: Completion) -> None:
         """Give a message to the tools that it calls, or to the environment."""
-        answering = self._answering[one.slot, one.sample] = _Answering(message)
+        answering = self._answering[one.slot, one.sample] = Answering(message)
         opened = self._open[one.slot]  # whose conversations are about the same, so they have one seed
         row, seed = opened.prompt.fields, opened.conversations[0].seed
         if self._toolbox is not None and message.finish_reason != "length":
@@ -219,6 +162,9 @@ class Conversations:
     def _note(self, results: Sequence[tuple[tuple[int, int, int], RewardResult]]) -> None:
         """Note what the environment and the tools have answered."""
         for (slot, sample, place), result in results:
+            if sample == GROUP:
+                self._note_scores(slot, result)
+                continue
             answering = self._answering[slot, sample]
             if place < 0:
                 answering.turn = result.turn
@@ -234,14 +180,10 @@ class Conversations:
         records = []
         for slot, sample in answered:
             answering, one = self._answering.pop((slot, sample)), self._open[slot].conversations[sample]
-            message, turn = answering.message, answering.turn
-            if answering.failure is not None:
-                one.failure = answering.failure
-                self._add(one, message)
-                self._end(one)
-                continue
+            message, failed = answering.message, answering.failure is not None
             calls = tuple(call for call in answering.calls if isinstance(call, CallRecord))
-            turn = turn or Turn(one.state, "", 0.0, False)  # of tools, which do not change the state
+            # Without one it is of tools, which do not change the state, or the environment failed.
+            turn = answering.turn or Turn(one.state, "", 0.0, over=failed)
             records.append(
                 TurnRecord(
                     slot=slot,
@@ -259,6 +201,7 @@ class Conversations:
                     over=turn.over,
                     calls=calls,
                     seconds=one.seconds,
+                    failure=answering.failure,
                 )
             )
         if records and self._journal is not None:
@@ -268,15 +211,16 @@ class Conversations:
             if self._take(one, record):
                 self._ask_model(one)
 
-    def _crc(self, one: _Conversation) -> int:
+    def _crc(self, one: Conversation) -> int:
         """Return the CRC-32 of all tokens that the next message of a conversation follows."""
         return zlib.crc32(np.asarray(one.tokens, dtype="<i4").tobytes(), self._open[one.slot].crc)
 
-    def _take(self, one: _Conversation, record: TurnRecord) -> bool:
+    def _take(self, one: Conversation, record: TurnRecord) -> bool:
         """Add a turn to its conversation; False if that is over now."""
         self._add(one, record)
         one.state, one.reward = record.state, one.reward + record.reward
         one.calls.update(call.outcome for call in record.calls)
+        one.failure = record.failure
         one.began = min(one.began, time.monotonic() - record.seconds)
         if record.over or one.messages == self._max_turns or record.finish_reason == "length":
             self._end(one)
@@ -302,7 +246,7 @@ class Conversations:
         one.texts += [f"> {line}" for text in told for line in text.split("\n")]
         return True
 
-    def _add(self, one: _Conversation, message: Completion | TurnRecord) -> None:
+    def _add(self, one: Conversation, message: Completion | TurnRecord) -> None:
         if one.messages == 0:
             one.num_cached_tokens = message.num_cached_tokens
         one.tokens += message.tokens.tolist()
@@ -312,7 +256,7 @@ class Conversations:
         one.messages += 1
         one.finish_reason = message.finish_reason
 
-    def _ask_model(self, one: _Conversation) -> None:
+    def _ask_model(self, one: Conversation) -> None:
         opened, number = self._open[one.slot], next(self._numbers)
         tokens = np.concatenate((opened.prompt.tokens, np.asarray(one.tokens, dtype=np.int32)))
         left = replace(opened.sampling, max_tokens=opened.sampling.max_tokens - len(one.tokens))
@@ -320,16 +264,60 @@ class Conversations:
         prompt = Prompt(opened.prompt.index, tokens, "", {})
         self._engine.submit(number, prompt, [turn_seed(one.seed, one.messages)], left, reports_experts=False)
 
-    def _end(self, one: _Conversation) -> None:
+    def _end(self, one: Conversation) -> None:
         """Note the end of a conversation; with the last one of its group, that is finished."""
         opened = self._open[one.slot]
         opened.over += 1
         if opened.over < len(opened.conversations):
             return
-        del self._open[one.slot]
-        self._finished.append(Group(one.slot, opened.prompt, tuple(map(self._completion, opened.conversations))))
+        if not self._scores_groups or not opened.scored:
+            self._finish(one.slot)
+            return
+        for record in self._past.pop((one.slot, GROUP), []):
+            if record.past == opened.ended:
+                self._take_scores(record)
+                return
+        self._pool.submit((one.slot, GROUP, 0), "", 0, "", asked_for_scores(opened.prompt.fields, opened.told()))
 
-    def _completion(self, one: _Conversation) -> Completion:
+    def _note_scores(self, slot: int, result: RewardResult) -> None:
+        """Note what the environment gave the conversations of a group, or why it gave nothing."""
+        scores = None if result.turn is None else result.turn.state
+        failure = result.failure or ("the environment gave no scores" if scores is None else None)
+        record = TurnRecord(
+            slot=slot,
+            sample=GROUP,
+            turn=0,
+            past=self._open[slot].ended,
+            tokens=np.zeros(0, np.int32),
+            logprobs=np.zeros(0, np.float32),
+            text="",
+            finish_reason="stop",
+            num_cached_tokens=0,
+            state=scores,
+            reply="",
+            reward=0.0,
+            over=True,
+            failure=failure,
+        )
+        if self._journal is not None:
+            self._journal.append_turns([record])
+        self._take_scores(record)
+
+    def _take_scores(self, record: TurnRecord) -> None:
+        """Give the conversations of a group their scores; they have failed where the environment failed with them."""
+        opened = self._open[record.slot]
+        for place, one in enumerate(opened.scored):
+            if record.failure is None:
+                one.reward = record.state[place]
+            else:
+                one.failure = record.failure
+        self._finish(record.slot)
+
+    def _finish(self, slot: int) -> None:
+        opened = self._open.pop(slot)
+        self._finished.append(Group(slot, opened.prompt, tuple(map(self._completion, opened.conversations))))
+
+    def _completion(self, one: Conversation) -> Completion:
         return Completion(
             tokens=np.asarray(one.tokens, dtype=np.int32),
             logprobs=np.concatenate(one.logprobs),

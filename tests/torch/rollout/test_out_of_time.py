@@ -20,7 +20,7 @@ from gspo_hpc.data.records import OUT_OF_TIME, Completion
 from gspo_hpc.data.table import LATE, TRUNCATED, GroupTable
 from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
-from gspo_hpc.rollout import conversations
+from gspo_hpc.rollout import conversation, conversations
 from gspo_hpc.runs.journal import Journal
 from tests.torch.rollout.scripted import talk
 
@@ -63,7 +63,8 @@ def pool(config: Config) -> Iterator[RewardPool]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(conversations, "time", SimpleNamespace(monotonic=made.monotonic))
+    for module in (conversation, conversations):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=made.monotonic))
     return made
 
 
