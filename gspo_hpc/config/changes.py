@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gspo_hpc.config.schema import Config, RewardModel, Source, as_dict
+from gspo_hpc.config.schema import Config, RewardModel, Rows, as_dict
 
 # What may differ between two attempts of one run: how long it goes, where it runs, how work is cut into pieces (which
 # is the same update, summed in another order) and what is recorded. Anything else would make it another experiment.
@@ -71,8 +71,8 @@ _NOT_GIVEN = "(not given)"
 def difference(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Return (key, old value, new value) for every key that differs, in the order of schema.py.
 
-    Free-form values such as rollout.engine are compared key by key, and so are sources of data and reward models where
-    they are the same in number and in name.
+    Free-form values such as rollout.engine are compared key by key, and so are sources of data, evaluation
+    sets and reward models where they are the same in number and in name.
     """
     names = [{key: [one.name for one in listed] for key, listed in _named(config)} for config in (old, new)]
     same = frozenset(key for key in names[0] if names[0][key] == names[1][key])
@@ -102,9 +102,10 @@ def refused_changes(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     return [row for row in difference(old, new) if not may_change(row[0]) or row[0] in refused]
 
 
-def _named(config: Config) -> Iterator[tuple[str, Sequence[Source | RewardModel]]]:
+def _named(config: Config) -> Iterator[tuple[str, Sequence[Rows | RewardModel]]]:
     """Yield the keys whose values are lists of sections with names, and these."""
     yield "data.sources", config.data.sources
+    yield "data.eval_sets", config.data.eval_sets
     yield "reward.models", config.reward.models
 
 

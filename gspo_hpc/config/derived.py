@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Rollout, Source, replace
+from gspo_hpc.config.schema import Adapter, Batch, Config, Data, Eval, EvalSet, Rollout, Rows, replace
 
 PassName = Literal["update", "old_logprobs", "reference"]  # each with a size of its own; the probe has none
 
@@ -69,7 +69,9 @@ def term_names(functions: Sequence[str]) -> tuple[str, ...]:
 
 def has_unseen(data: Data) -> bool:
     """Return True if there are prompts for evaluation: files of their own, or a share of those for training."""
-    return data.eval is not None or data.train_ratio < 1 or any(one.eval is not None for one in data.sources)
+    return (
+        data.eval is not None or data.train_ratio < 1 or bool(data.eval_sets or any(one.eval for one in data.sources))
+    )
 
 
 def old_logprobs_are_the_engines(config: Config) -> bool:
@@ -352,7 +354,7 @@ def role_of(config: Config, rank: int) -> Role:
     return Role(False, node * training + local, nodes * training, local, training, nodes)
 
 
-def decider(config: Config, source: Source | None = None) -> str:
+def decider(config: Config, source: Rows | None = None) -> str:
     """Return the name of the function that decides: `eval.reward`, by default the first.
 
     For a source with functions of its own it is the first of these, unless `eval.reward` is among them.
@@ -361,3 +363,10 @@ def decider(config: Config, source: Source | None = None) -> str:
     if own is not None and config.eval.reward not in own:
         return str(next(iter(own)))
     return config.eval.reward or config.reward.functions[0].function
+
+
+def eval_of(config: Config, name: str) -> Eval:
+    """Return how the prompts of an evaluation set are asked: as `eval` says, but for what the set says itself."""
+    own = next((one for one in config.data.eval_sets if one.name == name), None)
+    given = {} if own is None else {key: getattr(own, key) for key in EvalSet.model_fields.keys() & Eval.model_fields}
+    return replace(config.eval, **{key: value for key, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""The sections about data, generation, rewards and the optimizer, and what is saved, recorded and evaluated."""
+"""The sections about data, generation, rewards and the optimizer, and what is saved and recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from gspo_hpc.config.section import (
-    MOST,
     WHOLE,
     AnyNumber,
     Count,
@@ -26,18 +25,10 @@ from gspo_hpc.config.section import (
     Share,
     Temperature,
     Texts,
-    checked,
+    TopK,
     key,
 )
 from gspo_hpc.config.sections.reward_models import FUNCTION, RewardModel
-
-_TOP_K = "must be 1 or more, or -1 for all tokens"
-TopK = Annotated[
-    int,
-    Field(ge=-1, le=MOST, json_schema_extra={"not": {"const": 0}, "errorMessage": _TOP_K}),
-    checked(lambda v: v != 0, _TOP_K),
-    WHOLE,
-]
 
 _SLEEP = "must be 1 (weights wait in host memory) or 2 (they are dropped)"
 SleepLevel = Annotated[int, Field(ge=1, le=2, json_schema_extra={"errorMessage": _SLEEP}), WHOLE]
@@ -374,18 +365,4 @@ class Tracking(Section):
     profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")
     debug: bool = key(
         False, "Let torch.distributed, NCCL, Megatron and vLLM log what they do, in the logs of the ranks."
-    )
-
-
-class Eval(Section):
-    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k, pass@k and maj@k."""
-
-    interval: Count | None = key(None, "Optimizer steps between evaluations.")
-    before: bool = key(True, "Evaluate before the first step.")
-    after: bool = key(True, "Evaluate after the last step.")
-    max_prompts: Count | None = key(None, "Number of prompts that are evaluated; the default is all.")
-    samples: Count = key(1, "Sampled completions per prompt, for avg@k, pass@k and maj@k.")
-    temperature: Temperature = key(1.0, "The sampling temperature of those samples.")
-    reward: str | None = key(
-        None, "The reward function that decides whether an answer is right; the default is the first one."
     )

@@ -23,7 +23,6 @@ from gspo_hpc.config.learning import (
     Batch,
     Checkpoint,
     Environment,
-    Eval,
     Judges,
     Optimizer,
     Reward,
@@ -48,7 +47,9 @@ from gspo_hpc.config.machine import (
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 from gspo_hpc.config.sections.data import Data, Source
+from gspo_hpc.config.sections.evaluation import Eval, EvalSet
 from gspo_hpc.config.sections.reward_models import RewardModel
+from gspo_hpc.config.sections.rows import Rows
 
 __all__ = [
     "Adapter",
@@ -60,6 +61,7 @@ __all__ = [
     "Data",
     "Environment",
     "Eval",
+    "EvalSet",
     "Faults",
     "Judges",
     "Memory",
@@ -73,6 +75,7 @@ __all__ = [
     "RewardFunction",
     "RewardModel",
     "Rollout",
+    "Rows",
     "Run",
     "Sandbox",
     "Slurm",

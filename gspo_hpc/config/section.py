@@ -183,6 +183,13 @@ Temperature = Annotated[
         json_schema_extra={"errorMessage": "must be at least 0.01 and at most 2: vLLM accepts no other temperature"},
     ),
 ]
+_TOP_K = "must be 1 or more, or -1 for all tokens"
+TopK = Annotated[
+    int,
+    Field(ge=-1, le=MOST, json_schema_extra={"not": {"const": 0}, "errorMessage": _TOP_K}),
+    checked(lambda v: v != 0, _TOP_K),
+    WHOLE,
+]
 OneLine = Annotated[str, Matching(f"[^{_CONTROLS}]+", "must be one line of text")]
 SbatchText = Annotated[str, Matching(SBATCH_VALUE.pattern, f"must be made of {SBATCH_VALUE.pattern[:-1]}")]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_tuple)]

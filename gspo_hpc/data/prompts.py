@@ -150,7 +150,7 @@ def build_prompts(
             text = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         fields = row.fields | {MESSAGES: _messages(row, data)} if keeps_messages else row.fields
         prompts.append(Prompt(row.index, np.asarray(tokens, dtype=np.int32), text, fields))
-    for one in data.sources:
+    for one in data.named:
         if left_out[one.name] and left_out[one.name] == sum(find_source(row.fields, data) is one for row in rows):
             low, high = one.tokens or (0, 0)
             raise ValueError(f"source {one.name}: no prompt has {low:g} to {high:g} tokens (tokens)")

@@ -158,6 +158,8 @@ def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
                     raise raw
                 if chosen is not None and isinstance(raw, dict) and (raw := chosen.of(raw)) is None:
                     continue
+                if chosen is None:
+                    _refuse_name_of_set(raw, data)
                 rows.append(_row(len(rows), where, raw, data))
             except ValueError as fault:
                 faults.append(f"{where}: {fault}")
@@ -178,6 +180,16 @@ def _checked(part: Part, data: Data, most_bytes: int | None) -> list[Row]:
     if not rows and whole:
         raise ValueError(f"{path}: filter and characters leave none of its {count} rows")
     return rows
+
+
+def _refuse_name_of_set(raw: Any, data: Data) -> None:
+    """Raise ValueError for a row that would be taken for one of an evaluation set."""
+    name = raw.get(selection.FIELD) if isinstance(raw, dict) else None
+    if any(one.name == name for one in data.eval_sets):
+        raise ValueError(
+            f"its field {selection.FIELD!r} is {name!r}, as a set in data.eval_sets is called, to which it does not "
+            "belong: give the set another name"
+        )
 
 
 def _refuse_media(parts: Iterable[Path], dropped: Collection[str]) -> None:

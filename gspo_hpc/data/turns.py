@@ -10,10 +10,15 @@ from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import Floats, Ints, decode_floats, decode_ints, encode
 from gspo_hpc.system.text import parse_json
 
+GROUP = -1  # the sample of what concerns all conversations of a group
+
 
 @dataclass(frozen=True, eq=False)
 class TurnRecord:
-    """A turn of the conversation of one completion; they are numbered from 0."""
+    """A turn of the conversation of one completion; they are numbered from 0.
+
+    What an environment scores of a whole group is a turn of the sample GROUP: its state has the scores.
+    """
 
     slot: int
     sample: int
@@ -31,6 +36,7 @@ class TurnRecord:
     calls: tuple[CallRecord, ...] = ()  # of tools, whose results are the reply
     seconds: float = 0.0  # that the conversation took until its answer
     pieces: tuple[tuple[int, int], ...] = ()  # of the message; see Completion
+    failure: str | None = None  # why there is no answer: the environment failed, and the conversation is over
 
     def to_json(self) -> str:
         """Return the turn as one line of JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from gspo_hpc.evaluation.stored import Answer, Asked, Stored
 
 # A prompt's text or the number of its row, its other fields, and how many such prompts came before it.
 _Key = tuple[str | int, str, int]
+_Pair = tuple[Asked, Asked]  # the same prompt on both sides
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,27 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The scores of two evaluations on some prompts that both have."""
+
+    prompts: int
+    accuracy: Difference
+    average: Difference | None  # of avg@K, on those of which both have samples
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is printed of it."""
+        found: dict[str, Any] = {"prompts": self.prompts, "accuracy": vars(self.accuracy)}
+        return found if self.average is None else found | {"avg": vars(self.average)}
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The scores of two evaluations on the prompts that both have."""
 
     first: Stored
     second: Stored
-    prompts: int  # in common
-    accuracy: Difference
-    average: Difference | None  # of avg@K, where both have samples
+    whole: Part  # all prompts in common
+    parts: Mapping[str, Part]  # by source or evaluation set
     # None where no greedy answer of a side was graded:
     only_first: int | None  # prompts whose greedy answer is right in the first alone
     only_second: int | None
@@ -53,19 +67,17 @@ class Comparison:
                 "file": str(side.path),
                 "step": side.step,
                 "prompts": len(side.prompts),
-                "left_out": len(side.prompts) - self.prompts,
-                "samples": side.samples,
-                "decides": side.prompts[0].decides,
+                "left_out": len(side.prompts) - self.whole.prompts,
+                "samples": side.samples[0] if len(side.samples) == 1 else side.samples,
+                "decides": side.deciders,
                 "failure": stored.most_common_failure(one.raw for one in side.prompts) or None,
             }
             for name, side in (("first", self.first), ("second", self.second))
         }
         matched = "row" if self.by_row else "prompt"
-        found: dict[str, Any] = {**sides, "prompts": self.prompts, "by": matched, "accuracy": vars(self.accuracy)}
-        if self.average is not None:
-            found["avg"] = vars(self.average)
         test = {"only_first": self.only_first, "only_second": self.only_second, "p_value": self.p_value}
-        return found | {"mcnemar": test}
+        found = {**sides, "by": matched, **self.whole.to_json(), "mcnemar": test}
+        return found | ({"sets": {name: part.to_json() for name, part in self.parts.items()}} if self.parts else {})
 
 
 def compare(first: Stored, second: Stored) -> Comparison:
@@ -86,20 +98,17 @@ def compare(first: Stored, second: Stored) -> Comparison:
                 "other fields of the rows are not the same, row by row"
             )
     pairs = [(sides[0][key], sides[1][key]) for key in keys]
-    greedy = [_shares([pair[side].answers[:1] for pair in pairs]) for side in (0, 1)]
-    average = None
-    if first.samples and second.samples:
-        average = _difference(*(_shares([pair[side].samples for pair in pairs]) for side in (0, 1)))
+    greedy = _greedy(pairs)
+    names = dict.fromkeys(one.part for one, _ in pairs if one.part)
     alone: tuple[int, int] | None = None
     if greedy[0] is not None and greedy[1] is not None:
-        counts = Counter(zip(*greedy, strict=True))
+        counts = Counter(zip(greedy[0], greedy[1], strict=True))
         alone = counts[1.0, 0.0], counts[0.0, 1.0]
     return Comparison(
         first,
         second,
-        len(pairs),
-        _difference(*greedy),
-        average,
+        _part(pairs),
+        {name: _part([pair for pair in pairs if pair[0].part == name]) for name in names},
         None if alone is None else alone[0],
         None if alone is None else alone[1],
         None if alone is None else mcnemar(*alone),
@@ -115,6 +124,18 @@ def _by_prompt(prompts: Sequence[Asked], *, by_row: bool = False) -> dict[_Key, 
         found[*key, seen[key]] = one
         seen[key] += 1
     return found
+
+
+def _part(pairs: Sequence[_Pair]) -> Part:
+    sampled = [pair for pair in pairs if pair[0].samples and pair[1].samples]
+    average = None
+    if sampled:
+        average = _difference(*(_shares([pair[side].samples for pair in sampled]) for side in (0, 1)))
+    return Part(len(pairs), _difference(*_greedy(pairs)), average)
+
+
+def _greedy(pairs: Sequence[_Pair]) -> tuple[list[float] | None, list[float] | None]:
+    return _shares([pair[0].answers[:1] for pair in pairs]), _shares([pair[1].answers[:1] for pair in pairs])
 
 
 def _shares(answers: Sequence[Sequence[Answer]]) -> list[float] | None:

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable
 
 from gspo_hpc.config.derived import decider
-from gspo_hpc.config.schema import Config, Source
+from gspo_hpc.config.schema import Config, Rows
 from gspo_hpc.rewards.builtin import ANSWERS
 
 HALF = 0.5  # a completion that is given more than this counts as right
 
 
-def answer_of(config: Config, source: Source | None = None) -> Callable[[str], str | None] | None:
+def answer_of(config: Config, source: Rows | None = None) -> Callable[[str], str | None] | None:
     """Return what tells which answer a completion gives; None for functions that do not say it."""
     name = decider(config, source)
     arguments = next((term.args for term in config.reward.functions if term.function == name), {})

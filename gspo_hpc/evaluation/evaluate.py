@@ -6,25 +6,28 @@ it more than half of a full mark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gspo_hpc.config.derived import decider
+from gspo_hpc.config.derived import decider, eval_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.data.table import GroupTable, ShardedGroups, source_mark
 from gspo_hpc.engine.engine import Sampling
 from gspo_hpc.evaluation.deciding import HALF, answer_of
-from gspo_hpc.evaluation.scores import Scores, majority, summary
+from gspo_hpc.evaluation.marks import Marks, scores
+from gspo_hpc.evaluation.scores import Scores, majority
 from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.worker import Generated
+
+Sizes = Mapping[str, int]  # the number of prompts by their evaluation set, see `run`
 
 EVAL_ROLLOUT = -1  # seeds of evaluation samples are those of no training rollout
 
@@ -42,43 +45,72 @@ class CompletionSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """The scores by name, the greedy groups, and those of samples, if `eval.samples` is above 1."""
+    """The scores by name, the greedy groups, and those of samples, if any prompt is sampled more than once."""
 
     scores: Scores
     greedy: ShardedGroups
     sampled: ShardedGroups | None = None
 
 
-def run(worker: CompletionSource, prompts: Sequence[Prompt], count: int, config: Config) -> Evaluated:
+def run(worker: CompletionSource, prompts: Sequence[Prompt], sizes: Sizes, config: Config) -> Evaluated:
     """Return the scores and the groups that they were made of. Collective.
 
-    Rank 0 gives the prompts, and all ranks their number. :func:`gspo_hpc.evaluation.scores.summary` has the scores.
+    Rank 0 gives the prompts, and all ranks the number of each set, in their order; those of no set have the name "".
+    :func:`gspo_hpc.evaluation.marks.scores` has the scores.
     """
-    slots, chosen = range(count), dict(enumerate(prompts))
-    length = config.rollout.max_response_length
-    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=length)
-    exchange = worker.ranks.exchange
-    groups = exchange.gather_table(worker.generate(Request(slots, chosen, 1, greedy, EVAL_ROLLOUT)).own.values())
-    right = are_right(groups.table, config)
-    lengths = groups.table.rows["sampled_len"].tolist()
-    ungraded = len(right) - sum(are_graded(groups.table, config))
-    k = config.eval.samples
-    if k <= 1:
-        return Evaluated(summary(right, lengths, ungraded), groups)
-    sampled = Sampling(temperature=config.eval.temperature, top_p=1.0, top_k=-1, max_tokens=length)
-    drawn = exchange.gather_table(worker.generate(Request(slots, chosen, k, sampled, EVAL_ROLLOUT)).own.values())
-    marks = are_right(drawn.table, config)
-    table = [marks[i : i + k] for i in range(0, len(marks), k)]
-    majorities = None
-    answers = [answer_of(config, source) for source in (None, *config.data.sources)]
-    if all(answer is not None for answer in answers):
-        own = {
-            slot: majority([_answer(one, group, config) for one in group.completions], table[slot])
-            for slot, group in drawn.own.items()
-        }
-        majorities = list(exchange.gather_values(own).values())
-    graded = any(are_graded(drawn.table, config))
-    return Evaluated(summary(right, lengths, ungraded, table, majorities, samples_graded=graded), groups, drawn)
+    chosen, exchange = dict(enumerate(prompts)), worker.ranks.exchange
+    greedy, sampled = dict[Sampling, list[int]](), dict[tuple[Sampling, int], list[int]]()
+    begin = 0
+    for name, size in sizes.items():
+        slots, asked = range(begin, begin := begin + size), eval_of(config, name)
+        most = asked.max_tokens or config.rollout.max_response_length
+        once = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=most)
+        greedy.setdefault(once, []).extend(slots)
+        if asked.samples > 1:
+            drawn = Sampling(asked.temperature, asked.top_p, asked.top_k, most)
+            sampled.setdefault((drawn, asked.samples), []).extend(slots)
+
+    def gathered(asked: Iterable[Request]) -> ShardedGroups:
+        own = dict[int, Group]()
+        for one in asked:
+            own |= worker.generate(one).own
+        return exchange.gather_table(own.values())
+
+    # Sets that are sampled alike share a call, so that engines stay full.
+    answers = gathered(Request(slots, chosen, 1, how, EVAL_ROLLOUT) for how, slots in greedy.items())
+    samples = None
+    if sampled:
+        samples = gathered(Request(slots, chosen, k, how, EVAL_ROLLOUT) for (how, k), slots in sampled.items())
+    return Evaluated(scores(_marks(answers, samples, exchange, config)), answers, samples)
+
+
+def _marks(greedy: ShardedGroups, sampled: ShardedGroups | None, exchange: Exchange, config: Config) -> list[Marks]:
+    """Return what is known of every prompt, on all ranks. Collective."""
+    rows, names = greedy.table.rows, {source_mark(one.name): one.name for one in config.data.named}
+    marks, lengths = are_right(greedy.table, config), rows["sampled_len"].tolist()
+    parts = [names.get(mark, "") for mark in rows["source"].tolist()]
+    found = [*map(Marks, parts, marks, lengths, are_graded(greedy.table, config))]
+    if sampled is None:
+        return found
+    right, graded = dict[int, tuple[bool, ...]](), dict[int, bool]()
+    slots = sampled.table.rows["slot"].tolist()
+    for slot, is_right, is_graded in zip(
+        slots, are_right(sampled.table, config), are_graded(sampled.table, config), strict=True
+    ):
+        right[slot] = (*right.get(slot, ()), is_right)
+        graded[slot] = graded.get(slot, False) or is_graded
+    own = dict[int, float]()
+    for slot, group in sampled.own.items():
+        answer = answer_of(config, find_source(group.prompt.fields, config.data))
+        if answer is not None:
+            own[slot] = majority([answer(one.text) for one in group.completions], right[slot])
+    votes = exchange.gather_values(own)
+    return [
+        replace(one, samples=right[slot], samples_graded=graded[slot], majority=votes.get(slot))
+        if slot in right
+        else one
+        for slot, one in zip(rows["slot"].tolist(), found, strict=True)
+    ]
 
 
 def rows(exchange: Exchange, found: Evaluated, config: Config, step: int | None) -> list[dict[str, Any]]:
@@ -101,7 +133,13 @@ def _told(groups: ShardedGroups, config: Config) -> dict[int, dict[str, Any]]:
         name, answer = decider(config, source), answer_of(config, source)
         prompt = group.prompt
         return {
-            "prompt": {"decides": name, "row": prompt.index, "prompt": prompt.text, "fields": prompt.fields},
+            "prompt": {
+                "set": "" if source is None else source.name,
+                "decides": name,
+                "row": prompt.index,
+                "prompt": prompt.text,
+                "fields": prompt.fields,
+            },
             "completions": [
                 _completion(one, name) | ({} if answer is None else {"answer": answer(one.text)})
                 for one in group.completions
@@ -109,12 +147,6 @@ def _told(groups: ShardedGroups, config: Config) -> dict[int, dict[str, Any]]:
         }
 
     return {slot: told(group) for slot, group in groups.own.items()}
-
-
-def _answer(one: Completion, group: Group, config: Config) -> str | None:
-    answer = answer_of(config, find_source(group.prompt.fields, config.data))
-    assert answer is not None, "asked of each source before"
-    return answer(one.text)
 
 
 def _completion(one: Completion, name: str) -> dict[str, Any]:
@@ -149,7 +181,7 @@ def are_graded(table: GroupTable, config: Config) -> list[bool]:
 def _decided(values: npt.NDArray[np.bool_], table: GroupTable, config: Config) -> list[bool]:
     """Return of each row the value [N, P] in the column of the function that decides; False where it graded nothing."""
     found = np.zeros(len(table), np.bool_)
-    for source in (None, *config.data.sources):
+    for source in (None, *config.data.named):
         own = np.ones(len(table), np.bool_) if source is None else table.rows["source"] == source_mark(source.name)
         name = decider(config, source)
         found[own] = values[own, table.names.index(name)] if name in table.names else False

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from gspo_hpc.config.reading import own_code
@@ -63,7 +63,8 @@ class KeptCompletions:
 
     def generate(self, request: Request) -> Generated:
         """Sample and grade completions of every prompt of which none are kept."""
-        folder = self._folder / f"{request.samples}-{request.sampling.temperature:g}"
+        how = "-".join(f"{value:g}" for value in astuple(request.sampling))
+        folder = self._folder / f"{request.samples}-{how}"
         known = {
             slot: group
             for slot, group in journal.read_journals(folder, self._fingerprint).items()

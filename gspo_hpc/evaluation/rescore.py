@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gspo_hpc.config.derived import decider
-from gspo_hpc.config.schema import Config
+from gspo_hpc.config.schema import Config, Rows, replace
 from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.evaluation import stored
@@ -16,8 +16,11 @@ from gspo_hpc.evaluation.deciding import HALF, answer_of
 from gspo_hpc.evaluation.stored import Answer, Asked, Stored
 from gspo_hpc.rewards.calls import ENVIRONMENT, Sampled
 from gspo_hpc.rewards.pool import RewardPool
+from gspo_hpc.rewards.registry import part_names
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.system.text import near_miss
+
+T = TypeVar("T", bound=Rows)
 
 _AHEAD = 64  # completions that are with the pool for each of its processes; the others wait here
 
@@ -42,8 +45,8 @@ class Rescored:
             "file": str(self.old.path),
             "step": self.old.step,
             "prompts": len(self.old.prompts),
-            "decided": self.old.prompts[0].decides,
-            "decides": self.new.prompts[0].decides,
+            "decided": self.old.deciders,
+            "decides": self.new.deciders,
             "old": self.old.scores(),
             "new": self.new.scores(),
             "changed": {
@@ -61,6 +64,7 @@ def rescore(old: Stored, config: Config) -> Rescored:
     Time limits, memory, retries and what a function that fails means are as in a run.
     """
     _check(config)
+    config = _with_graders(config)
     results = _graded(old, config)
     names, graded = list[str](), list[list[Mapping[str, Any]]]()
     for place, asked in enumerate(old.prompts):
@@ -104,11 +108,23 @@ def _check(config: Config) -> None:
         )
 
 
+def _with_graders(config: Config) -> Config:
+    """Return the config with all reward functions for sources and sets whose own functions are not among these."""
+    given = part_names(config.reward)
+
+    def graded(one: T) -> T:
+        return one if one.rewards is None or set(one.rewards) <= {*given} else replace(one, rewards=None)
+
+    data = config.data
+    sources, sets = tuple(map(graded, data.sources)), tuple(map(graded, data.eval_sets))
+    return replace(config, data=replace(data, sources=sources, eval_sets=sets))
+
+
 def _graded(old: Stored, config: Config) -> dict[tuple[int, int], RewardResult]:
     """Return the result of every completion by the place of its prompt and its own; the greedy answer is the first."""
     found: dict[tuple[int, int], RewardResult] = {}
     most = _AHEAD * config.reward.workers
-    with RewardPool(config.reward, 1, config.sandbox, config.data.sources, config.judges) as pool:
+    with RewardPool(config.reward, 1, config.sandbox, config.data.named, config.judges) as pool:
         for place, asked in enumerate(old.prompts):
             _submit(pool, place, asked)
             while pool.pending > most:

@@ -15,23 +15,12 @@ _DRAWS = 2000  # of the bootstrap
 Scores = dict[str, float | None]  # by name; None where nothing was graded, so that there is nothing to say
 
 
-def summary(
-    right: Sequence[bool],
-    lengths: Sequence[int],
-    ungraded: int,
-    table: Sequence[Sequence[bool]] = (),
-    majorities: Sequence[float] | None = None,
-    *,
-    samples_graded: bool = True,
-) -> Scores:
-    """Return the scores of an evaluation by name: of its greedy answers, and of the samples in `table`, if any.
+def greedy_scores(right: Sequence[bool], lengths: Sequence[int], ungraded: int) -> Scores:
+    """Return the scores of greedy answers by name.
 
-    `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the greedy accuracy (Wilson).
-    So are those that end in `_low` and `_high` of the scores of samples, by drawing prompts again (bootstrap).
-    `eval/ungraded` is the share of greedy answers for which the reward function failed, if it did: they count as wrong.
-    Where it failed for all, the accuracy is None, for it was not measured; so are the scores of samples without
-    `samples_graded`, which is whether one of them was graded.
-    `majorities` has the value of each prompt's :func:`majority`, None where nobody knows which answers are alike.
+    `eval/accuracy_low` and `eval/accuracy_high` are the bounds of the 95 % interval of the accuracy (Wilson).
+    `ungraded` is the number of answers for which the reward function failed: they count as wrong, and `eval/ungraded`
+    is their share. Where it failed for all, the accuracy is None, for it was not measured.
     """
     graded = ungraded < len(right)
     low, high = wilson_interval(sum(right), len(right))
@@ -41,20 +30,24 @@ def summary(
         "eval/accuracy_high": high if graded else None,
         "eval/response_length": sum(lengths) / len(lengths),
     }
-    if ungraded:
-        scores["eval/ungraded"] = ungraded / len(right)
-    if not table:
-        return scores
+    return scores | ({"eval/ungraded": ungraded / len(right)} if ungraded else {})
+
+
+def sample_scores(table: Sequence[Sequence[bool]], majorities: Sequence[float] | None, graded: bool) -> Scores:
+    """Return the scores of k samples a prompt by name, with the bounds of their 95 % intervals (bootstrap).
+
+    `majorities` has the value of each prompt's :func:`majority`, None where nobody knows which answers are alike. All
+    are None where none of the samples was `graded`.
+    """
     k = len(table[0])
     found = {f"eval/avg@{k}": avg_at_k(table), f"eval/pass@{k}": pass_at_k(table, k)}
     if majorities is not None:
         found[f"eval/maj@{k}"] = list(majorities)
+    scores: Scores = {}
     for name, values in found.items():
-        if not samples_graded:
-            scores |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-            continue
-        scores[name] = math.fsum(values) / len(values)
-        scores[f"{name}_low"], scores[f"{name}_high"] = mean_interval(values)
+        low, high = mean_interval(values) if graded else (None, None)
+        mean = math.fsum(values) / len(values) if graded else None
+        scores |= {name: mean, f"{name}_low": low, f"{name}_high": high}
     return scores
 
 

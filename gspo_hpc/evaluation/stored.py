@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_hpc.evaluation.scores import Scores, majority, summary
+from gspo_hpc.evaluation.marks import Marks, scores
+from gspo_hpc.evaluation.scores import Scores, majority
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.files import make_inner_dir, plain, read_lines, write_atomically
 
@@ -50,6 +51,11 @@ class Asked:
         return str(self.raw["decides"])
 
     @property
+    def part(self) -> str:
+        """The source or evaluation set; "" for other prompts, and in files of earlier versions."""
+        return str(self.raw.get("set", ""))
+
+    @property
     def answers(self) -> tuple[Answer, ...]:
         """The greedy answer, then the samples."""
         return (self.greedy, *self.samples)
@@ -57,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Stored:
-    """The evaluation in a file. All prompts have the same number of samples, and were asked at the same step."""
+    """The evaluation in a file. All prompts were asked at the same step, those of one part with as many samples."""
 
     path: Path
     prompts: tuple[Asked, ...]
@@ -69,24 +75,23 @@ class Stored:
         return found
 
     @property
-    def samples(self) -> int:
-        """The number of samples of a prompt."""
-        return len(self.prompts[0].samples)
+    def samples(self) -> tuple[int, ...]:
+        """The numbers of samples that prompts have, ascending."""
+        return tuple(sorted({len(one.samples) for one in self.prompts}))
+
+    @property
+    def deciders(self) -> str:
+        """The reward functions that decided, in words."""
+        return ", ".join(dict.fromkeys(one.decides for one in self.prompts))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that have a name, in the order of the file."""
+        return tuple(dict.fromkeys(one.part for one in self.prompts if one.part))
 
     def scores(self) -> Scores:
         """Return the scores by name, as the evaluation gave them."""
-        greedy = [one.greedy for one in self.prompts]
-        table = [[each.right for each in one.samples] for one in self.prompts] if self.samples else []
-        majorities = None
-        if self.samples and all(each.named for one in self.prompts for each in one.samples):
-            majorities = [
-                majority([each.answer for each in one.samples], row)
-                for one, row in zip(self.prompts, table, strict=True)
-            ]
-        ungraded = sum(not each.graded for each in greedy)
-        right, lengths = [each.right for each in greedy], [each.sampled for each in greedy]
-        graded = any(each.graded for one in self.prompts for each in one.samples)
-        return summary(right, lengths, ungraded, table, majorities, samples_graded=graded)
+        return scores([_marks(one) for one in self.prompts])
 
 
 def path_of(run: RunDir, step: int, *, by_command: bool = False) -> Path:
@@ -141,11 +146,13 @@ def read(path: Path) -> Stored:
         what = "is empty" if not path.stat().st_size else "ends within a line, so it is not whole"
         raise ValueError(f"{path}: {what}; it is no stored evaluation")
     prompts = list[Asked]()
+    first = dict[str, tuple[int, int]]()  # by part: the line and the samples of its first prompt
     for number, (record, _) in enumerate(read_lines(path), 1):
         try:
-            prompts.append(_asked(record))
-            if len(prompts[-1].samples) != len(prompts[0].samples):
-                raise ValueError(f"has {len(prompts[-1].samples)} samples, but line 1 has {len(prompts[0].samples)}")
+            prompts.append(one := _asked(record))
+            line, samples = first.setdefault(one.part, (number, len(one.samples)))
+            if len(one.samples) != samples:
+                raise ValueError(f"has {len(one.samples)} samples, but line {line} has {samples}")
             if prompts[-1].raw["step"] != prompts[0].raw["step"]:
                 raise ValueError(f"is of step {prompts[-1].raw['step']}, but line 1 of step {prompts[0].raw['step']}")
         except ValueError as error:
@@ -172,12 +179,22 @@ def regraded(stored: Stored, names: Sequence[str], graded: Sequence[Sequence[Map
     return Stored(stored.path, tuple(prompts))
 
 
+def _marks(one: Asked) -> Marks:
+    right, votes = tuple(each.right for each in one.samples), None
+    if one.samples and all(each.named for each in one.samples):
+        votes = majority([each.answer for each in one.samples], right)
+    greedy, graded = one.greedy, any(each.graded for each in one.samples)
+    return Marks(one.part, greedy.right, greedy.sampled, greedy.graded, right, graded, votes)
+
+
 def _asked(record: Mapping[str, Any]) -> Asked:
     text = _field(record, "prompt", str)
     fields = _field(record, "fields", dict)
     _field(record, "decides", str)
     _field(record, "row", int)
     _field(record, "step", int, type(None))
+    if "set" in record:
+        _field(record, "set", str)
     greedy = _answer("greedy", _field(record, "greedy", dict))
     samples = [_answer(f"sample {n}", one) for n, one in enumerate(_field(record, "samples", list), 1)]
     return Asked(text, fields, greedy, tuple(samples), record)

@@ -121,7 +121,7 @@ def _parts(config: Config) -> list[tuple[str, list[Row]]]:
         return [(part.path, first_of(part, config.data)) for part in given]
 
     train, unseen = read(parts.training(config.data)), read(parts.unseen(config.data))
-    if config.data.train_ratio < 1 and not parts.unseen(config.data):
+    if config.data.train_ratio < 1:
         train = [(name, part) for name, rows in train for part in prompts.split(rows, config.data, config.run.seed)]
     return [(name, rows) for name, rows in (*train, *unseen) if rows]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.derived import trains_adapters
 from gspo_hpc.config.schema import Config
-from gspo_hpc.launch import waiting
+from gspo_hpc.launch import further_jobs, waiting
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.slurm import commands, srun
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
@@ -73,6 +73,7 @@ class Status:
     exactness_cost: str  # of these, or of what has raised it; may be empty
     ended: dict[str, int]  # why attempts ended -> how many
     served: list[dict[str, Any]]  # jobs that serve a checkpoint: job_id, state, node, address, name, log
+    evaluating: list[dict[str, Any]]  # jobs that evaluate a checkpoint: job_id, state, node, step, out, log
 
     @property
     def is_over(self) -> bool:
@@ -175,19 +176,9 @@ def read(path: Path) -> Status:
         exactness_settings=[] if found is None else list(found.settings),
         exactness_cost="" if found is None else found.cost,
         ended=dict(Counter(str(a["reason"]) for a in attempts if a["reason"] != "running")),
-        served=_served(path),
+        served=further_jobs.serving(path),
+        evaluating=further_jobs.evaluating(path),
     )
-
-
-def _served(path: Path) -> list[dict[str, Any]]:
-    """Return the jobs that serve a checkpoint of the run now; none where Slurm does not answer."""
-    if not (path / "served" / "jobs").is_dir():
-        return []
-    from gspo_hpc.launch.slurm import server_job  # only here: most runs are not served
-
-    with contextlib.suppress(SlurmError, ValueError, OSError, KeyError, TypeError):
-        return [one.to_json() for one in server_job.served(path)]
-    return []
 
 
 def _taught(config: Config, records: list[dict[str, Any]]) -> Distillation | None:

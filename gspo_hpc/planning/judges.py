@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from gspo_hpc.config.constants import JUDGE_REPLY_TOKENS
+from gspo_hpc.config.derived import eval_of
 from gspo_hpc.config.schema import Config, RewardFunction
 from gspo_hpc.planning.builder import PlanBuilder
 
@@ -78,13 +79,16 @@ def notes(plan: PlanBuilder) -> Iterator[str]:
 def _scored_in_evaluations(config: Config, steps: int | Fraction | None) -> tuple[int, bool]:
     """Return how many completions evaluations grade, and whether that is known."""
     options, data = config.eval, config.data
-    if data.eval is None and data.train_ratio == 1 and not any(one.eval for one in data.sources):
-        return 0, True
+    names = [one.name for one in data.eval_sets]
+    if data.eval is not None or data.train_ratio < 1 or any(one.eval for one in data.sources):
+        names.append("")
     times = int(options.before) + int(options.after)
     if options.interval and steps is not None:
         times += (int(steps) - int(options.after)) // options.interval
-    if not times:
+    if not times or not names:
         return 0, True
-    if options.max_prompts is None:
+    asked = [eval_of(config, name) for name in names]
+    if any(one.max_prompts is None for one in asked):
         return 0, False
-    return times * options.max_prompts * (1 + (options.samples if options.samples > 1 else 0)), True
+    answers = (1 + (one.samples if one.samples > 1 else 0) for one in asked)
+    return times * sum((one.max_prompts or 0) * each for one, each in zip(asked, answers, strict=True)), True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,6 +104,7 @@ def _charts(run: RunData) -> list[Chart]:
     divergences = [line for line in divergences if any(one is not None for one in line.values)]
     charts = [
         *_rewards(run, steps, marks, smooth("reward")),
+        *_evaluation_sets(run),
         *(
             chart(f"reward-{place}", f"Reward: {name}", _weight(run, name), smooth(f"reward/{name}"))
             for place, name in enumerate(_reward_functions(run))
@@ -174,6 +176,21 @@ def _sources(run: RunData, chart: Callable[..., Chart], curve: Callable[[str], l
         )
         if (color := itertools.cycle(colors))
     ]
+
+
+def _evaluation_sets(run: RunData) -> list[Chart]:
+    """Return the accuracy on each set of unseen prompts that has a name; nothing where there are none."""
+    records = [record for record in run.records if "eval/accuracy" in record]
+    names = dict.fromkeys(
+        key.split("/")[1] for record in records for key in record if re.fullmatch(r"eval/[^/]+/accuracy", key)
+    )
+    colors = itertools.cycle(("accent", "second", "third", *(f"p{number}" for number in range(3, 8))))
+    lines = [
+        Line(name, [value(record, f"eval/{name}/accuracy") for record in records], color, points=True)
+        for name, color in zip(names, colors, strict=False)
+    ]
+    note, steps = "greedy decoding on the unseen prompts of each set", [record["step"] for record in records]
+    return [Chart("accuracy-by-set", "Accuracy by set", note, steps, lines, from_zero=True)] if lines else []
 
 
 def _weight(run: RunData, name: str) -> str:

@@ -47,6 +47,7 @@ _OWN_TIME = 0.9  # share of the time limit after which a request is given up; th
 _EXCERPT = 120  # characters of an answer that an error quotes
 _TEMPLATE_TOKENS = 128  # that a chat template adds to a message, at most; of the message, a token has a byte or more
 _PASSING = (408, 409, 429)  # and all from 500
+_LOST = (502, 504)  # of gateways, behind which the model may have worked: its answer did not come
 _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_TOLD = 0.5, 8.0, 60.0  # seconds before a repetition
 _ROOM_SECONDS = 0.2  # between looks whether others have left room in the budget
 
@@ -241,6 +242,8 @@ class _Endpoint:
         except (openai.APIStatusError, openai.APIConnectionError) as error:
             if _used_nothing(error):
                 self._answered(number, self._amount(0, 0))
+            elif hasattr(error, "status_code"):  # no answer is under way any more
+                self._answered(number, most, told=False)
             raise
         usage = getattr(reply, "usage", None)
         counts: list[Any] = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
@@ -294,8 +297,9 @@ def _may_pass(error: Any) -> bool:
 
 def _used_nothing(error: Any) -> bool:
     """Return whether an endpoint did no work for a request: it refused it, or nobody listened."""
-    names = {kind.__name__ for kind in type(error.__cause__).__mro__}  # of httpx, which the client brings
-    return hasattr(error, "status_code") or "ConnectError" in names
+    if (status := getattr(error, "status_code", None)) is not None:
+        return status not in _LOST
+    return "ConnectError" in {kind.__name__ for kind in type(error.__cause__).__mro__}  # of httpx, of the client
 
 
 def _delay(error: Any, repetition: int) -> float:

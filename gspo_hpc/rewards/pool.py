@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from gspo_hpc.config.schema import Judges, Reward, Sandbox, Source
+from gspo_hpc.config.schema import Judges, Reward, Rows, Sandbox
 from gspo_hpc.rewards import spawning, worker_process
 from gspo_hpc.rewards.calls import Sampled, Verdict, error_text
 from gspo_hpc.rewards.registry import (
@@ -75,7 +75,7 @@ class RewardPool:
         reward: Reward,
         pools: int = 1,
         sandbox: Sandbox | None = None,
-        sources: Sequence[Source] = (),
+        sources: Sequence[Rows] = (),
         judges: Judges | None = None,
         spending: Path | None = None,
     ) -> None:

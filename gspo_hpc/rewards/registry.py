@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from gspo_hpc.config.derived import decider, term_names
 from gspo_hpc.config.reading import own_code
-from gspo_hpc.config.schema import Config, Reward, RewardFunction, RewardModel, Source
+from gspo_hpc.config.schema import Config, Reward, RewardFunction, RewardModel, Rows
 from gspo_hpc.config.sections.reward_models import FUNCTION as REWARD_MODEL
 from gspo_hpc.data.sources.selection import FIELD
 from gspo_hpc.rewards.builtin import ARGUMENT_CHECKS, REGISTRY, Grader
@@ -36,7 +36,7 @@ def part_names(reward: Reward) -> tuple[str, ...]:
     return term_names(["environment" if term.function == TURN else term.function for term in reward.functions])
 
 
-def source_weights(reward: Reward, source: Source | None) -> dict[int, float]:
+def source_weights(reward: Reward, source: Rows | None) -> dict[int, float]:
     """Return the weights of the terms that grade the prompts of a source, by their positions: by default all terms."""
     if source is None or source.rewards is None:
         return {number: term.weight for number, term in enumerate(reward.functions)}
@@ -48,7 +48,7 @@ def source_weights(reward: Reward, source: Source | None) -> dict[int, float]:
 class FunctionWeights:
     """The weights of the terms that are functions, for the prompts of each source: reward models score the others."""
 
-    def __init__(self, reward: Reward, sources: Sequence[Source]) -> None:
+    def __init__(self, reward: Reward, sources: Sequence[Rows]) -> None:
         self._by_source = {one.name: _of_functions(reward, one) for one in sources}
         self._others = _of_functions(reward, None)
 
@@ -57,12 +57,12 @@ class FunctionWeights:
         return self._by_source.get(fields.get(FIELD, ""), self._others)
 
 
-def _of_functions(reward: Reward, source: Source | None) -> dict[int, float]:
+def _of_functions(reward: Reward, source: Rows | None) -> dict[int, float]:
     found = source_weights(reward, source)
     return {term: weight for term, weight in found.items() if reward.functions[term].function != REWARD_MODEL}
 
 
-def grading_terms(config: Config, source: Source | None, *, trains: bool) -> dict[str, int]:
+def grading_terms(config: Config, source: Rows | None, *, trains: bool) -> dict[str, int]:
     """Return the positions of the reward functions that have to grade the rows of a source, by name.
 
     Of rows to evaluate on it is the one that decides: they may lack what only training asks for.

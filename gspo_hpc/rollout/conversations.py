@@ -16,8 +16,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -25,52 +24,21 @@ import numpy as np
 from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.data.records import OUT_OF_TIME, UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
-from gspo_hpc.data.turns import TurnRecord
+from gspo_hpc.data.turns import GROUP, TurnRecord
 from gspo_hpc.engine.engine import Engine, Sampling
 from gspo_hpc.policy.passes import never
 from gspo_hpc.rewards.calls import error_text
 from gspo_hpc.rewards.catalogue import Turn
 from gspo_hpc.rewards.environments.tool_calls import Call
 from gspo_hpc.rewards.environments.tools import Toolbox
-from gspo_hpc.rewards.environments.turns import asked
+from gspo_hpc.rewards.environments.turns import asked, asked_for_scores
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
-from gspo_hpc.rollout.conversation import Conversation, turn_seed
+from gspo_hpc.rollout.conversation import Answering, Conversation, OpenGroup, turn_seed
 from gspo_hpc.rollout.notices import POLL_SECONDS
 from gspo_hpc.runs.journal import Journal
 
-
-@dataclass
-class _Answering:
-    """A message of the model that waits for its answer: the environment's, or the results of tools."""
-
-    message: Completion
-    calls: list[CallRecord | Call] = field(default_factory=list)  # a call in the place of what will come of it
-    turn: Turn | None = None
-    failure: str | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether a result is still to come."""
-        if self.calls:
-            return any(isinstance(one, Call) for one in self.calls)
-        return self.turn is None and self.failure is None
-
-
-@dataclass
-class _Open:
-    """A group whose conversations are not all over."""
-
-    prompt: Prompt
-    sampling: Sampling
-    conversations: list[Conversation]
-    seed: int  # of the environment: one for the conversations of a group, which are about the same
-    may_stop: bool
-
-    @cached_property
-    def crc(self) -> int:
-        """The CRC-32 of the prompt's tokens."""
-        return zlib.crc32(self.prompt.tokens.astype("<i4").tobytes())
+_NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 class Conversations:
@@ -89,22 +57,24 @@ class Conversations:
         stop_requested: Callable[[], bool] = never,
         toolbox: Toolbox | None = None,
         answers: bool = True,
+        scores_groups: bool = False,
         weights_version: Callable[[], int] = int,
     ) -> None:
         """Take what the journal has of conversations of these slots.
 
-        `answers`: there is an environment, which answers messages that call no tool. `weights_version` returns the
-        number of steps that had made the weights of the engine.
+        `answers`: there is an environment, which answers messages that call no tool. `scores_groups`: it scores the
+        conversations of a group together, once all are over. `weights_version` returns the number of steps that had
+        made the weights of the engine.
         """
         self._weights_version = weights_version
-        self._toolbox, self._answers = toolbox, answers
+        self._toolbox, self._answers, self._scores_groups = toolbox, answers, scores_groups
         self._engine, self._pool, self._replies = engine, pool, replies
         self._max_turns, self._max_seconds = max_turns, math.inf if max_seconds is None else max_seconds
         self._journal, self._stop_requested = journal, stop_requested
         self._past = {} if journal is None else journal.turns(slots)
-        self._open: dict[int, _Open] = {}  # by slot
+        self._open: dict[int, OpenGroup] = {}  # by slot
         self._asked: dict[int, Conversation] = {}  # by the number of the engine's request
-        self._answering: dict[tuple[int, int], _Answering] = {}  # by slot and sample
+        self._answering: dict[tuple[int, int], Answering] = {}  # by slot and sample
         self._numbers = count()
         self._waited = 0.0
         self._finished: list[Group] = []
@@ -139,17 +109,18 @@ class Conversations:
 
         See :meth:`Engine.submit`. No experts are reported. With `may_stop` completions tell the weights that sampled.
         """
-        known: Sequence[Completion | None] = begun or [None] * len(seeds)
-        seed = next((one.standing.seed for one in known if one is not None and one.standing is not None), seeds[0])
-        found = [
-            Conversation.continued(slot, sample, seed_of, one)
-            for sample, (seed_of, one) in enumerate(zip(seeds, known, strict=True))
-        ]
-        opened = self._open[slot] = _Open(prompt, sampling, [one for one, _ in found], seed, may_stop)
-        if all(one.result for one in opened.conversations):  # they are only to be graded
-            self._finish(opened)
+        if begun and all(one.standing is None for one in begun):  # they are only to be graded
+            self._finished.append(Group(slot, prompt, tuple(begun)))
+            return
+        known = begun or [Completion(_NO_TOKENS, _NO_LOGPROBS, "", UNFINISHED, seed) for seed in seeds]
+        seed = next((one.standing.seed for one in known if one.standing is not None), seeds[0])
+        found = [Conversation.continued(slot, i, seeds[i], one) for i, one in enumerate(known)]
+        opened = self._open[slot] = OpenGroup(prompt, sampling, [one for one, _ in found], seed, may_stop)
+        if all(one.over for one in opened.conversations):
+            self._score(opened)
+            return
         for one, message in found:
-            goes_on = one.result is None
+            goes_on = not one.over
             for record in self._past.pop((slot, one.sample), []):
                 # Behind a damaged line of the journal there may be turns of a conversation that went on otherwise.
                 if not goes_on or record.turn != one.messages or record.past != self._crc(one):
@@ -187,7 +158,8 @@ class Conversations:
     def stop(self) -> list[Group]:
         """Drop all groups that are not finished, and return them with what is there of their conversations.
 
-        See :meth:`Engine.stop`. Answers that are still to come are dropped, too, and asked for when they go on.
+        See :meth:`Engine.stop`. Answers and scores that are still to come are dropped, too, and asked for when the
+        groups go on.
         """
         last = {key: answering.message for key, answering in self._answering.items()}
         for group in self._engine.stop():
@@ -197,7 +169,7 @@ class Conversations:
             Group(
                 slot,
                 opened.prompt,
-                tuple(one.result or one.left(last[slot, one.sample], opened.seed) for one in opened.conversations),
+                tuple(one.left(last.get((slot, one.sample)), opened.seed) for one in opened.conversations),
             )
             for slot, opened in self._open.items()
         ]
@@ -219,7 +191,7 @@ class Conversations:
 
     def _ask(self, one: Conversation, message: Completion) -> None:
         """Give a message to the tools that it calls, or to the environment."""
-        answering = self._answering[one.slot, one.sample] = _Answering(message)
+        answering = self._answering[one.slot, one.sample] = Answering(message)
         row, seed = self._open[one.slot].prompt.fields, self._open[one.slot].seed
         if self._toolbox is not None and message.finish_reason != "length":
             answering.calls = self._toolbox.calls(self._replies.text(message.tokens.tolist()))
@@ -235,6 +207,9 @@ class Conversations:
     def _note(self, results: Sequence[tuple[tuple[int, int, int], RewardResult]]) -> None:
         """Note what the environment and the tools have answered."""
         for (slot, sample, place), result in results:
+            if sample == GROUP:
+                self._note_scores(slot, result)
+                continue
             answering = self._answering[slot, sample]
             if place < 0:
                 answering.turn = result.turn
@@ -250,14 +225,10 @@ class Conversations:
         records = []
         for slot, sample in answered:
             answering, one = self._answering.pop((slot, sample)), self._open[slot].conversations[sample]
-            message, turn = answering.message, answering.turn
-            if answering.failure is not None:
-                one.failure = answering.failure
-                one.add(message)
-                self._end(one)
-                continue
+            message, failed = answering.message, answering.failure is not None
             calls = tuple(call for call in answering.calls if isinstance(call, CallRecord))
-            turn = turn or Turn(one.state, "", 0.0, False)  # of tools, which do not change the state
+            # Without one it is of tools, which do not change the state, or the environment failed.
+            turn = answering.turn or Turn(one.state, "", 0.0, over=failed)
             records.append(
                 TurnRecord(
                     slot=slot,
@@ -275,6 +246,7 @@ class Conversations:
                     over=turn.over,
                     calls=calls,
                     seconds=one.seconds,
+                    failure=answering.failure,
                     pieces=message.pieces,
                 )
             )
@@ -294,6 +266,7 @@ class Conversations:
         one.add(record)
         one.state, one.reward = record.state, one.reward + record.reward
         one.calls.update(call.outcome for call in record.calls)
+        one.failure = record.failure
         one.began = min(one.began, time.monotonic() - record.seconds)
         if record.over or one.messages == self._max_turns or record.finish_reason == "length":
             self._end(one)
@@ -338,13 +311,57 @@ class Conversations:
 
     def _end(self, one: Conversation) -> None:
         """Note the end of a conversation; with the last one of its group, that is finished."""
-        one.end()
-        opened = self._open[one.slot]
-        if all(other.result for other in opened.conversations):
-            self._finish(opened)
+        one.over, opened = True, self._open[one.slot]
+        if all(other.over for other in opened.conversations):
+            self._score(opened)
 
-    def _finish(self, opened: _Open) -> None:
+    def _score(self, opened: OpenGroup) -> None:
+        """Finish a group whose conversations are over, with the environment's scores if it gives any."""
         slot = opened.conversations[0].slot
-        del self._open[slot]
-        completions = tuple(one.result for one in opened.conversations if one.result is not None)
+        if not self._scores_groups or not opened.scored:
+            self._finish(slot)
+            return
+        for record in self._past.pop((slot, GROUP), []):
+            if record.past == opened.ended:
+                self._take_scores(record)
+                return
+        self._pool.submit((slot, GROUP, 0), "", 0, "", asked_for_scores(opened.prompt.fields, opened.told()))
+
+    def _note_scores(self, slot: int, result: RewardResult) -> None:
+        """Note what the environment gave the conversations of a group, or why it gave nothing."""
+        scores = None if result.turn is None else result.turn.state
+        failure = result.failure or ("the environment gave no scores" if scores is None else None)
+        record = TurnRecord(
+            slot=slot,
+            sample=GROUP,
+            turn=0,
+            past=self._open[slot].ended,
+            tokens=_NO_TOKENS,
+            logprobs=_NO_LOGPROBS,
+            text="",
+            finish_reason="stop",
+            num_cached_tokens=0,
+            state=scores,
+            reply="",
+            reward=0.0,
+            over=True,
+            failure=failure,
+        )
+        if self._journal is not None:
+            self._journal.append_turns([record])
+        self._take_scores(record)
+
+    def _take_scores(self, record: TurnRecord) -> None:
+        """Give the conversations of a group their scores; they have failed where the environment failed with them."""
+        opened = self._open[record.slot]
+        for place, one in enumerate(opened.scored):
+            if record.failure is None:
+                one.reward = record.state[place]
+            else:
+                one.failure = record.failure
+        self._finish(record.slot)
+
+    def _finish(self, slot: int) -> None:
+        opened = self._open.pop(slot)
+        completions = tuple(one.completion() for one in opened.conversations)
         self._finished.append(Group(slot, opened.prompt, completions))

@@ -164,6 +164,7 @@ class Generation:
             seen = notices.look()
             if self._stops():
                 self._sampler.abort()
+                self._collect_paid_rewards()
                 break
             if self.request.enough is not None and self.counters.over():
                 self._leave_unfinished()
@@ -255,17 +256,40 @@ class Generation:
             self.seconds_waiting_for_rewards += time.monotonic() - began
         if any(result.failure for _, result in results) and self.stop_requested():
             return False  # Slurm signals every process of a job: a reward function that died of that has not failed
-        over = [result.failure or "" for _, result in results if is_over_budget(result)]
-        if over and self.config.judges.used_up == "stop":
-            self.counters.stop(over[0])  # their groups are not in the journal: a larger budget grades them
-            return False
+        over = self._note_rewards(results)
+        if over:
+            self.counters.stop(over)
+        return not over
+
+    def _note_rewards(self, results: Sequence[tuple[tuple[int, int], RewardResult]]) -> str:
+        """Note rewards, and finish the groups that have all of theirs.
+
+        Return why the call has to stop, empty if it has not: the budget of judges is used up. Such a group never has
+        all, so it is not in the journal, and a larger budget grades it.
+        """
+        why = ""
         for (slot, index), result in results:
+            if is_over_budget(result) and self.config.judges.used_up == "stop":
+                why = why or result.failure or ""
+                continue
             group, graded = self._grading[slot]
             graded[index] = result
             if len(graded) == len(group.completions):
                 del self._grading[slot]
                 self._finish(with_rewards(group, graded, self.config.reward.on_failure))
-        return True
+        return why
+
+    def _collect_paid_rewards(self) -> None:
+        """Wait for what judges were asked, where the call stops for want of a budget: groups that are graded are kept.
+
+        Requests beyond the budget are not sent, so this takes as long as those under way.
+        """
+        while self.pool is not None and self.pool.pending and self.counters.why_stopped():
+            mark()
+            results = self.pool.poll(timeout=POLL_SECONDS)
+            if self.stop_requested():  # Slurm signals every process of a job: see above
+                return
+            self._note_rewards(results)
 
     @property
     def _tells_weights(self) -> bool:

@@ -23,6 +23,7 @@ from gspo_hpc.engine.engine import Engine
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.policy.passes import Abandoned, never
 from gspo_hpc.policy.process_groups import Ranks, largest
+from gspo_hpc.rewards.environments import registry
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rollout.carried_files import CarriedFiles
@@ -181,8 +182,9 @@ class RolloutWorker:
                 journal=journal,
                 stop_requested=self.stop_requested,
                 toolbox=self.toolbox,
-                answers=self.config.environment.name is not None,
                 weights_version=lambda: self.recovery.weights_version,
+                answers=limits.name is not None,
+                scores_groups=registry.scores_groups(limits),
             )
         return Generation(
             request=request,

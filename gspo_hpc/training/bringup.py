@@ -22,7 +22,7 @@ from gspo_hpc.data import prompts
 from gspo_hpc.data.records import Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row, load_parts
-from gspo_hpc.data.sources import parts
+from gspo_hpc.data.sources import parts, unseen
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings
 from gspo_hpc.engine.settings import EngineAdapters, threads_of
 from gspo_hpc.exchange.exchange import Exchange
@@ -109,8 +109,8 @@ def set_threads(config: Config) -> None:
         settings.fill_uninitialized_memory = False  # helps to find bugs, and costs a twentieth of an update
 
 
-def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
-    """Return the training prompts and the unseen prompts, as tokens."""
+def read_prompts(config: Config) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+    """Return the training prompts, and the unseen prompts by their evaluation set, as tokens."""
     tokenizer, shown = hf_folder.tokenizer(str(config.model.path)), tools.shown(config.environment)
 
     def build(rows: list[Row]) -> list[Prompt]:
@@ -120,10 +120,11 @@ def read_prompts(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         return prompts.build_prompts(rows, tokenizer, config.data, longest, tools=shown, keeps_messages=read)
 
     train = load_parts(parts.training(config.data), config.data, config.run.seed)
-    unseen = load_parts(parts.unseen(config.data), config.data, config.run.seed)
-    if config.data.train_ratio < 1 and not unseen:
-        train, unseen = prompts.split(train, config.data, config.run.seed)
-    return build(train), build(unseen)[: config.eval.max_prompts]
+    held_out: list[Row] = []
+    if config.data.train_ratio < 1:
+        train, held_out = prompts.split(train, config.data, config.run.seed)
+    rows = held_out + load_parts(parts.unseen(config.data), config.data, config.run.seed)
+    return build(train), unseen.by_set(build(rows), config)
 
 
 @dataclass(frozen=True)
@@ -135,26 +136,29 @@ class LoadedPrompts:
     prior: npt.NDArray[np.float64] | None  # [count] pass rates that rows have, NaN where one has none
     train: list[Prompt]  # on rank 0; empty elsewhere
     unseen: list[Prompt]  # on rank 0; empty elsewhere
-    unseen_count: int
+    unseen_sizes: Mapping[str, int]  # by evaluation set, in their order
     probe: list[list[int]]  # tokens of its sequences
 
 
 def load_prompts(config: Config, exchange: Exchange) -> LoadedPrompts:
     """Return the prompts as rank 0 reads them. Collective."""
     train: list[Prompt] = []
-    unseen: list[Prompt] = []
+    asked: list[Prompt] = []
     found = b""
     if exchange.transport.rank == 0:
-        train, unseen = read_prompts(config)
+        train, by_set = read_prompts(config)
+        asked = [prompt for own in by_set.values() for prompt in own]
         rates = prompts.prior_rates(train, config.data)
         probe = probe_sequences(train, config.rollout.probe_tokens)
-        found = json.dumps([prompts.sizes(train, config.data), len(unseen), probe, rates]).encode()
+        found = json.dumps(
+            [prompts.sizes(train, config.data), {k: len(v) for k, v in by_set.items()}, probe, rates]
+        ).encode()
     with waiting():  # for rank 0
-        sizes, unseen_count, probe, rates = json.loads(
+        sizes, unseen_sizes, probe, rates = json.loads(
             exchange.transport.tree_all_reduce(found, lambda parts: parts[0])
         )
     prior = None if rates is None else np.array(rates, np.float64)  # None in it becomes NaN
-    return LoadedPrompts(sum(sizes.values()), sizes, prior, train, unseen, unseen_count, probe)
+    return LoadedPrompts(sum(sizes.values()), sizes, prior, train, asked, unseen_sizes, probe)
 
 
 def conversation_parts(config: Config) -> tuple[Replies, Toolbox | None]:
@@ -204,7 +208,7 @@ def start_rollout_worker(
             engine.start()
             if set(range(len(config.reward.functions))) - config.reward.scored.keys():
                 account = None if rollouts is None else spending.file_of(rollouts.parent, ranks.rank)
-                sources, judges = config.data.sources, config.judges
+                sources, judges = config.data.named, config.judges
                 pool = RewardPool(config.reward, num_engines, config.sandbox, sources, judges, account)
             if config.environment.talks:
                 replies, toolbox = conversation_parts(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -118,7 +119,7 @@ class Evaluator:
         """
         self._weights.sync()
         with self._clock.phase("eval"):
-            found = evaluate.run(self._completions, self._data.unseen, self._data.unseen_count, self._config)
+            found = evaluate.run(self._completions, self._data.unseen, self._data.unseen_sizes, self._config)
         exchange = self._completions.ranks.exchange
         self._observers.samples(step, phase, exchange.gather_samples(found.greedy, self._config.tracking.samples))
         rows = evaluate.rows(exchange, found, self._config, step)
@@ -136,6 +137,10 @@ def told(scores: Mapping[str, Any], prompts: int) -> str:
     if why := reader.not_graded(scores):
         return f"evaluation on {prompts} unseen prompts {why}"
     line = f"accuracy {scores['eval/accuracy']:.3f} on {prompts} unseen prompts"
+    sets = {name.split("/")[1]: mean for name, mean in scores.items() if re.fullmatch("eval/[^/]+/accuracy", name)}
+    if sets:
+        each = (f"{name} {'not graded' if mean is None else f'{mean:.3f}'}" for name, mean in sets.items())
+        line += f" ({', '.join(each)})"
     if part := scores.get("eval/ungraded"):
         line += (
             f", of which {part:.1%} were {reader.told_not_graded(scores.get('eval/failure', ''))}; they count as wrong"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gspo_hpc.algorithms.objective import Objective
@@ -73,7 +73,12 @@ class PromptData:
     stream: PromptStream | MixedStream
     train: Sequence[Prompt]  # on rank 0; empty elsewhere
     unseen: Sequence[Prompt]  # on rank 0; empty elsewhere
-    unseen_count: int
+    unseen_sizes: Mapping[str, int]  # by evaluation set, in their order
+
+    @property
+    def unseen_count(self) -> int:
+        """The number of unseen prompts."""
+        return sum(self.unseen_sizes.values())
 
     def left(self, retired: Retired) -> int:
         """Return the number of training prompts that are not retired."""

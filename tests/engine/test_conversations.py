@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Data
-from gspo_hpc.data.records import Completion, Group, Prompt
+from gspo_hpc.data.records import UNFINISHED, Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.engine.engine import Engine, EngineDied, EngineSettings, Sampling
 from gspo_hpc.ops.weight_parts import stream_of
@@ -59,6 +59,10 @@ class Quiz:
             return {"reward": random.SystemRandom().random()}
         left = {**state, "left": state["left"] - 1}
         return {"reply": f"What is {state['left']} + 1?", "reward": random.SystemRandom().random(), "state": left}
+
+    def score_group(self, fields, conversations):
+        assert all(one["state"]["left"] == 0 for one in conversations)
+        return [float(len(one["text"])) for one in conversations]
 '''
 TEXT = "<|user|>What is 3 + 4?<|assistant|>"
 SAMPLING = Sampling(temperature=1.0, max_tokens=100)
@@ -291,8 +295,9 @@ def test_turns_of_another_past_are_left_out(
     assert all(same(one, other) for one, other in zip(anew[9].completions, first[9].completions, strict=True))
 
 
+@pytest.mark.parametrize("scores_groups", [False, True])
 def test_conversations_that_are_stopped_go_on_where_they_stood(
-    engine: Engine, pool: RewardPool, tokenizer: Any, asked: Path, tmp_path: Path
+    scores_groups: bool, engine: Engine, pool: RewardPool, tokenizer: Any, asked: Path, tmp_path: Path
 ) -> None:
     """They are stopped again and again, each time by way of a file; whoever samples greedily says the same all along.
 
@@ -316,6 +321,7 @@ def test_conversations_that_are_stopped_go_on_where_they_stood(
                 TURNS,
                 slots=counts,
                 journal=journal,
+                scores_groups=scores_groups,
                 weights_version=lambda version=rollout: version,  # type: ignore[misc]
             )
             for slot, count in counts.items():
@@ -334,23 +340,27 @@ def test_conversations_that_are_stopped_go_on_where_they_stood(
                 finished |= now
                 stopped = made.stop()
                 left = {group.slot: group.to_json() for group in stopped}
-                places = [one.standing for group in stopped for one in group.completions]
-                standing += [one.finish_reason for one in places if one is not None]
-                assert all(one is None or one.seed % 1000 == one.seed for one in places), (
-                    "the environment's is the first"
-                )
+                for one in (one for group in stopped for one in group.completions):
+                    assert one.standing is not None and one.standing.seed < 1000, "the environment's is the first"
+                    standing += [one.standing.finish_reason] if one.finish_reason == UNFINISHED else []
             journal.close()
             assert made.pending == engine.pending == pool.pending == 0
         if len(finished) == len(counts):
             break
     assert len(finished) == len(counts) and rollout > 5, rollout
     assert standing.count("unfinished") > 10 and standing.count("stop") > 0, "some wait for the environment's answer"
+    given: dict[tuple[int, int], list[float]] = {}  # what the environment gave for each turn, by slot and sample
+    for number in range(rollout + 1):
+        for key, turns in read_turns(tmp_path / f"{number}", "f").items():
+            given.setdefault(key, []).extend(turn.reward for turn in turns)
     for slot, group in finished.items():
-        for one, other in zip(group.completions, straight[slot].completions, strict=True):
+        for sample, (one, other) in enumerate(zip(group.completions, straight[slot].completions, strict=True)):
+            assert len(given[slot, sample]) == counts[slot] + 1
             assert np.array_equal(one.tokens, other.tokens) and one.text == other.text
             assert (one.environment is None) == (other.environment is None)
             assert one.environment is None or np.array_equal(one.environment, other.environment)
             assert (one.finish_reason, one.standing) == (other.finish_reason, None)
+            assert one.reward == pytest.approx(len(one.text) if scores_groups else sum(given[slot, sample]))
             assert sum(count for _, count in one.pieces) == len(one.logprobs) == len(one.sampled)
             versions = [version for version, _ in one.pieces]
             assert versions == sorted(set(versions)) and len(versions) > 1

@@ -1,7 +1,8 @@
 """An evaluation as a job that runs out of time and goes back into the queue (three minutes, most of them Slurm's).
 
 It would catch a job that begins anew after its requeue, one that Slurm ends at its time limit, a priority that is that
-of every job, and graders that are not those of the submission.
+of every job, graders that are not those of the submission, and a `status` that does not know of the job, or of one that
+has ended.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ def test_an_evaluation_goes_back_into_the_queue_until_it_is_done(undisturbed: Sl
         grader.write_text("what the job has is a copy")
         asked = subprocess.run(["scontrol", "show", "job", run.job_id], capture_output=True, text=True, check=True)
         assert "Nice=1000 " in asked.stdout and "Requeue=1 " in asked.stdout, asked.stdout
+        told = run.command("status", str(run.run_dir)).stdout
+        assert f"is evaluated by job {run.job_id} (" in told, told
         run.wait_until_ended("COMPLETED", timeout=400)
     finally:
         subprocess.run(["scancel", run.job_id], check=True)
+    assert "is evaluated by" not in run.command("status", str(run.run_dir)).stdout
     job = commands.job(run.job_id)
     assert job is not None and job.restarts >= 1
     (log,) = (run.run_dir / "evaluations" / "jobs").glob(f"*/{run.job_id}_0_log.out")

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from gspo_hpc.cli.pages.render import grid, item, text
 from gspo_hpc.evaluation import stored
-from gspo_hpc.evaluation.compare import Comparison, Difference
+from gspo_hpc.evaluation.compare import Comparison, Difference, Part
 from gspo_hpc.evaluation.rescore import Rescored
 from gspo_hpc.evaluation.scores import Scores
 from gspo_hpc.evaluation.stored import Stored
@@ -22,8 +22,7 @@ def rescored(found: Rescored) -> Iterator[RenderableType]:
     """Yield the parts of the page of completions that are graded again."""
     yield text(f"{found.old.path}: {_about(found.old)}")
     old, new = found.old.scores(), found.new.scores()
-    old_name, new_name = found.old.prompts[0].decides, found.new.prompts[0].decides
-    rows = [("", f"old: {old_name}", f"new: {new_name}")]
+    rows = [("", f"old: {found.old.deciders}", f"new: {found.new.deciders}")]
     for name in dict.fromkeys([*old, *new]):
         if not name.endswith(("_low", "_high")):
             rows.append((name.removeprefix("eval/"), _score(old, name), _score(new, name)))
@@ -41,15 +40,14 @@ def rescored(found: Rescored) -> Iterator[RenderableType]:
 def compared(found: Comparison) -> Iterator[RenderableType]:
     """Yield the parts of the page of two evaluations."""
     for name, side in (("first ", found.first), ("second", found.second)):
-        left = len(side.prompts) - found.prompts
+        left = len(side.prompts) - found.whole.prompts
         out = f", of which {left:,} {'is' if left == 1 else 'are'} left out: the other has none of them" if left else ""
         yield text(f"{name}  {side.path}: {_about(side)}{out}")
     how = ", by their rows of the data: the texts that the models saw differ" if found.by_row else ""
-    yield text(f"{counted(found.prompts, 'prompt')} in common{how}")
-    rows = [("", "first", "second", "difference", "95 % interval"), ("accuracy", *_difference(found.accuracy))]
-    if found.average is not None:
-        counts = sorted({found.first.samples, found.second.samples})
-        rows.append((f"avg@{'/'.join(map(str, counts))}", *_difference(found.average)))
+    yield text(f"{counted(found.whole.prompts, 'prompt')} in common{how}")
+    rows = [("", "first", "second", "difference", "95 % interval"), *_rows(found, "", found.whole)]
+    for part, scores in found.parts.items():
+        rows += _rows(found, part, scores)
     yield grid(rows, wrapped=0)
     for name, side in (("first", found.first), ("second", found.second)):
         if count := sum(not one.greedy.graded for one in side.prompts):
@@ -63,10 +61,20 @@ def compared(found: Comparison) -> Iterator[RenderableType]:
     )
 
 
+def _rows(found: Comparison, name: str, part: Part) -> Iterator[tuple[str, str, str, str, str]]:
+    prefix = f"{name}/" if name else ""
+    yield f"{prefix}accuracy", *_difference(part.accuracy)
+    if part.average is not None:
+        sides = [one for side in (found.first, found.second) for one in side.prompts if name in ("", one.part)]
+        counts = sorted({len(one.samples) for one in sides} - {0})
+        yield f"{prefix}avg@{'/'.join(map(str, counts))}", *_difference(part.average)
+
+
 def _about(side: Stored) -> str:
     step = "" if side.step is None else f"step {side.step}, "
-    samples = f" with {counted(side.samples, 'sample')}" if side.samples else ""
-    return f"{step}{counted(len(side.prompts), 'prompt')}{samples}"
+    counts = " or ".join(map(str, side.samples))
+    samples = f" with {counted(side.samples[0], 'sample') if len(side.samples) == 1 else f'{counts} samples'}"
+    return f"{step}{counted(len(side.prompts), 'prompt')}{samples if any(side.samples) else ''}"
 
 
 def _score(scores: Scores, name: str) -> str:

@@ -67,7 +67,7 @@ def show(states: Sequence[Status], stream: TextIO, *, clear: bool = False, sweep
         judges = f"asked of judges: {state.judges}" if state.judges else ""
         waits = f"waits for {state.waits_for}" if state.waits_for else ""
         graded = f"the latest evaluation was {state.not_graded}" if state.not_graded else ""
-        for line in (state.reason, state.worry, graded, waits, distils, judges, *_served(state)):
+        for line in (state.reason, state.worry, graded, waits, distils, judges, *_further_jobs(state)):
             if line:
                 told.setdefault(line, []).append(state.run)
     reasons = [
@@ -107,7 +107,7 @@ def _plain(state: Status) -> Iterator[str]:
         yield f"  waits for {printable(state.waits_for)}"
     if job := ", ".join(_job(state)):
         yield f"  job {job}"
-    yield from (f"  {line}" for line in _served(state))
+    yield from (f"  {line}" for line in _further_jobs(state))
     if left := _seconds_left(state):
         yield f"  {duration(left)} left in the run{' once it is resumed' if state.state in ENDED else ''}"
     if state.exactness:
@@ -148,11 +148,15 @@ def _job(state: Status) -> Iterator[str]:
             yield f"{duration(state.seconds_left_in_job)} left in the job"
 
 
-def _served(state: Status) -> Iterator[str]:
-    """Yield for each job that serves a checkpoint where it does."""
+def _further_jobs(state: Status) -> Iterator[str]:
+    """Yield where jobs serve a checkpoint, and which jobs evaluate one."""
     for one in state.served:
         where = f"{one['address']} on {one['node']}" if one["address"] else "an address that is not known yet"
         yield printable(f"served as {one['name']} at {where} (job {one['job_id']}, {one['state']})")
+    for one in state.evaluating:
+        place = f" on {one['node']}" if one["node"] else ""
+        where = f"{one['state']}{place}; log: {one['log']}"
+        yield printable(f"step {one['step']} is evaluated by job {one['job_id']} ({where})")
 
 
 def _ended(state: Status) -> str:

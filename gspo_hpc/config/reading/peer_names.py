@@ -313,6 +313,10 @@ PEER_NAMES = {
     **dict.fromkeys(("num_generations_eval", "eval_n_samples_per_prompt", "val_kwargs.n"), "eval.samples"),
     "eval.n_samples_per_prompt": "eval.samples",
     **dict.fromkeys(("eval_temperature", "val_kwargs.temperature"), "eval.temperature"),
+    **dict.fromkeys(("eval_top_p", "val_kwargs.top_p"), "eval.top_p"),
+    **dict.fromkeys(("eval_top_k", "val_kwargs.top_k"), "eval.top_k"),
+    **dict.fromkeys(("eval_max_response_len", "eval_max_new_tokens"), "eval.max_tokens"),
+    **dict.fromkeys(("eval.sets", "eval_sets", "eval_datasets", "eval.datasets"), "data.eval_sets"),
     **dict.fromkeys(("val_max_samples", "eval_iters"), "eval.max_prompts"),
     **dict.fromkeys(
         ("report_to", "logger", "use_wandb", "use_tensorboard"),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from gspo_hpc.config.schema import Config, Data, Source, replace
+from gspo_hpc.config.schema import Config, Data, Rows, replace
+
+T = TypeVar("T", bound=Rows)
 
 _LIMITED = re.compile(r"(?P<path>.+)#(?P<limit>[1-9]\d{0,9})", re.DOTALL)
 
@@ -20,12 +22,12 @@ class Part(NamedTuple):
     key: str  # such as data.sources[0].files
     path: str  # a file, a pattern, a folder or a name on the hub
     limit: int | None = None  # rows that are drawn of it
-    source: Source | None = None
+    source: Rows | None = None
 
     @property
     def trains(self) -> bool:
         """True if it is trained on."""
-        return not self.key.endswith("eval")
+        return not self.key.startswith("data.eval") and not self.key.endswith(".eval")
 
 
 def training(data: Data) -> list[Part]:
@@ -36,13 +38,17 @@ def training(data: Data) -> list[Part]:
 
 
 def unseen(data: Data) -> list[Part]:
-    """Return what is evaluated on: what sources name, and data.eval."""
+    """Return what is evaluated on: what sources name, data.eval, and last the evaluation sets."""
     own = [
         _part(f"data.sources[{place}].eval", one.eval, one)
         for place, one in enumerate(data.sources)
         if one.eval is not None
     ]
-    return own if data.eval is None else [*own, Part("data.eval", data.eval)]
+    own += [] if data.eval is None else [Part("data.eval", data.eval)]
+    return [
+        *own,
+        *(_part(f"data.eval_sets[{place}].files", one.files, one) for place, one in enumerate(data.eval_sets)),
+    ]
 
 
 def every(data: Data) -> list[Part]:
@@ -56,19 +62,19 @@ def with_paths(config: Config, paths: dict[str, str]) -> Config:
         return config
     data = config.data
     new = {key.removeprefix("data."): path for key, path in paths.items() if "[" not in key}
-    sources = list[Source]()
-    for place, one in enumerate(data.sources):
-        given = {"files": one.files, "eval": one.eval}
-        changes = {
-            name: paths[key] + _limit(given[name] or "")
-            for name in given
-            if (key := f"data.sources[{place}].{name}") in paths
-        }
-        sources.append(replace(one, **changes) if changes else one)
-    return replace(config, data=replace(data, sources=tuple(sources), **new))
+
+    def moved(listed: str, place: int, one: T) -> T:
+        given = {name: text for name in ("files", "eval") if isinstance(text := getattr(one, name, None), str)}
+        keys = {name: f"data.{listed}[{place}].{name}" for name in given}
+        changes = {name: paths[key] + _limit(given[name]) for name, key in keys.items() if key in paths}
+        return replace(one, **changes) if changes else one
+
+    sources = tuple(moved("sources", place, one) for place, one in enumerate(data.sources))
+    sets = tuple(moved("eval_sets", place, one) for place, one in enumerate(data.eval_sets))
+    return replace(config, data=replace(data, sources=sources, eval_sets=sets, **new))
 
 
-def _part(key: str, text: str, source: Source) -> Part:
+def _part(key: str, text: str, source: Rows) -> Part:
     limited = _limit(text)
     return Part(key, text.removesuffix(limited), int(limited[1:]) if limited else None, source)
 

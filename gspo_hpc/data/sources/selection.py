@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from gspo_hpc.config.schema import Data, Source
+from gspo_hpc.config.schema import Data, Rows
 from gspo_hpc.system.text import near_miss
 
 FIELD = "data_source"  # of a row: the name of its source, as in the data of other trainers
@@ -25,7 +25,7 @@ class Selection:
     It counts the rows that conditions leave out, and notes the fields that rows have.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Rows) -> None:
         self._source = source
         self._names: dict[str, None] = {}  # fields of any row, before renaming
         self._fields: dict[str, None] = {}  # and after it
@@ -120,13 +120,13 @@ def without_repeats(texts: Iterable[str], known: set[bytes]) -> list[bool]:
     return found
 
 
-def find_source(fields: Mapping[str, Any], data: Data) -> Source | None:
-    """Return the source of a prompt by its fields; None without sources, and for other prompts of data.eval."""
-    name = fields.get(FIELD) if data.sources else None
-    return next((one for one in data.sources if one.name == name), None)
+def find_source(fields: Mapping[str, Any], data: Data) -> Rows | None:
+    """Return the source or evaluation set of a prompt by its fields; None for prompts of data.train and data.eval."""
+    name = fields.get(FIELD) if data.named else None
+    return next((one for one in data.named if one.name == name), None)
 
 
-def dropped(source: Source | None) -> Collection[str]:
+def dropped(source: Rows | None) -> Collection[str]:
     """Return the columns that a source leaves out."""
     return [] if source is None else [name for name, new in source.columns.items() if new is None]
 

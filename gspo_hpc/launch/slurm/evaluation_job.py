@@ -13,13 +13,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace
-from gspo_hpc.launch.slurm import ending, srun
+from gspo_hpc.launch.slurm import commands, ending, srun
+from gspo_hpc.runs.directory import RunDir
+from gspo_hpc.runs.jobs import job_folder, job_ids, job_logs
 from gspo_hpc.system import environment
 from gspo_hpc.system.exit_codes import FAILED
 from gspo_hpc.system.files import read_json, write_json
@@ -66,6 +68,34 @@ class Order:
             with contextlib.suppress(FileNotFoundError):  # of another evaluation of this step, which has ended
                 total += path.stat().st_size
         return total
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """A job that evaluates a checkpoint of a run, or waits to do so."""
+
+    job_id: str
+    state: str
+    node: str
+    step: int | None
+    out: str | None  # file of the completions; None: one of the run
+    log: str
+
+    def to_json(self) -> dict[str, str | int | None]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def evaluating(run: Path) -> Iterator[Evaluating]:
+    """Yield the jobs that evaluate a run's checkpoints, or wait to do so. Raises SlurmError if Slurm is silent."""
+    jobs = RunDir(run / "evaluations")
+    for job_id in job_ids(jobs):
+        job = commands.job(job_id, patience=2.0)
+        if job is None or not job.active:
+            continue
+        folder = job_folder(jobs, job_id)
+        order, log = read_json(folder / ORDER), next(iter(job_logs(jobs, job_id)), folder)
+        yield Evaluating(job_id, job.state.lower(), job.nodes, order["step"], order["out"], str(log))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from enum import auto
 from fractions import Fraction
 
 from gspo_hpc.config.derived import term_names
+from gspo_hpc.config.schema import EvalSet
 from gspo_hpc.data.counting import prompt_field
 from gspo_hpc.planning.builder import PlanBuilder, show
 from gspo_hpc.planning.quantities import fill_in_sources
@@ -32,6 +33,7 @@ class DataRule(RuleId):
     ENVIRONMENT_REPORTS_NO_EXPERTS = auto()
     TRAINING_DATA_GIVEN_ONCE = auto()
     SOURCES_DIFFER_IN_NAME = auto()
+    ANSWERS_FIT_ENGINES = auto()
     SOURCES_ALL_HAVE_WEIGHTS = auto()
     SOURCE_FILLS_ITS_SHARE = auto()
     SOURCE_REWARDS_ARE_GIVEN = auto()
@@ -179,11 +181,37 @@ def _given_once(plan: PlanBuilder) -> Iterator[str]:
         yield f"data.train ({data.train}) and data.sources exclude each other: make it one of the sources"
 
 
-@rule(DataRule.SOURCES_DIFFER_IN_NAME, "sources in `data.sources` have names of their own", estimable=True)
+@rule(
+    DataRule.SOURCES_DIFFER_IN_NAME,
+    "sources in `data.sources` and sets in `data.eval_sets` have names of their own",
+    estimable=True,
+)
 def _names(plan: PlanBuilder) -> Iterator[str]:
-    names = [one.name for one in plan.config.data.sources]
-    for name in dict.fromkeys(one for place, one in enumerate(names) if one in names[:place]):
-        yield f"data.sources has {names.count(name)} sources with the name {name}: give each one of its own"
+    data = plan.config.data
+    names, of_sets = [one.name for one in data.sources], [one.name for one in data.eval_sets]
+    for key, what, own in (("data.sources", "sources", names), ("data.eval_sets", "sets", of_sets)):
+        for name in dict.fromkeys(one for place, one in enumerate(own) if one in own[:place]):
+            yield f"{key} has {own.count(name)} {what} with the name {name}: give each one of its own"
+    for name in dict.fromkeys(one for one in of_sets if one in names):
+        yield f"a set in data.eval_sets and a source in data.sources are both called {name}: give the set another name"
+
+
+@rule(
+    DataRule.ANSWERS_FIT_ENGINES,
+    "`max_tokens` of `eval` and of a set in `data.eval_sets` is at most `rollout.max_response_length`",
+    estimable=True,
+)
+def _answers(plan: PlanBuilder) -> Iterator[str]:
+    """Engines have room for the longest prompt and the longest response of training, and for no more."""
+    config, most = plan.config, plan.config.rollout.max_response_length
+    given = {"eval.max_tokens": config.eval.max_tokens}
+    given |= {f"max_tokens of set {one.name} (data.eval_sets)": one.max_tokens for one in config.data.eval_sets}
+    for key, tokens in given.items():
+        if tokens is not None and tokens > most:
+            yield (
+                f"{key} ({tokens}) is above rollout.max_response_length ({most}), for which engines have room: give at "
+                f"most {most}, or ask afterwards: gspo-hpc eval RUN rollout.max_response_length={tokens}"
+            )
 
 
 @rule(DataRule.SOURCES_ALL_HAVE_WEIGHTS, "all sources in `data.sources` have a weight, or none", estimable=True)
@@ -208,14 +236,21 @@ def _share(plan: PlanBuilder) -> Iterator[str]:
             yield f"data.sources: {too_few(one.name, one.prompts, one.most)}"
 
 
-@rule(DataRule.SOURCE_REWARDS_ARE_GIVEN, "`rewards` of a source name functions of `reward.functions`", estimable=True)
+@rule(
+    DataRule.SOURCE_REWARDS_ARE_GIVEN,
+    "`rewards` of a source or an evaluation set name functions of `reward.functions`",
+    estimable=True,
+)
 def _source_rewards(plan: PlanBuilder) -> Iterator[str]:
     names = term_names([one.function for one in plan.config.reward.functions])
-    for one in plan.config.data.sources:
+    data = plan.config.data
+    for one in data.named:
+        is_set = isinstance(one, EvalSet)
+        what = f"set {one.name} (data.eval_sets)" if is_set else f"source {one.name} (data.sources)"
         for name in one.rewards or {}:
             if name not in names:
                 yield (
-                    f"rewards of source {one.name} (data.sources) have {name}, which is none of reward.functions"
+                    f"rewards of {what} have {name}, which is none of reward.functions"
                     f"{near_miss(name, names, known=True)}"
                 )
 

@@ -6,6 +6,7 @@ The page has some of each kind, so that it stays small, and lets a reader choose
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,7 +62,7 @@ def evaluated(run: RunData) -> Evaluated | None:
     counts = Counter(kinds)
     shown = list[Asked]()
     for kind in OUTCOMES:
-        shown += [one for one, its in zip(found, kinds, strict=True) if its == kind][:MOST_OF_EACH]
+        shown += _in_turn([one for one, its in zip(found, kinds, strict=True) if its == kind])[:MOST_OF_EACH]
     frame = frame_of([one.prompt for one in shown])
     return Evaluated(
         title=f"Answers at step {max(steps)}",
@@ -69,6 +70,15 @@ def evaluated(run: RunData) -> Evaluated | None:
         counts={kind: counts[kind] for kind in OUTCOMES if counts[kind]},
         answers=tuple(_read(one, frame) for one in shown),
     )
+
+
+def _in_turn(prompts: Sequence[Asked]) -> list[Asked]:
+    """Return the prompts with those of several sets in turn, so that the first of them are of all sets."""
+    places, seen = list[int](), Counter[str]()
+    for one in prompts:
+        places.append(seen[one.part])
+        seen[one.part] += 1
+    return [one for _, one in sorted(zip(places, prompts, strict=True), key=lambda pair: pair[0])]
 
 
 def _outcome(one: Asked) -> Outcome:
@@ -88,7 +98,7 @@ def _read(one: Asked, frame: tuple[str, str]) -> Read:
 
 
 def _notes(one: Asked, outcome: Outcome) -> list[str]:
-    failure, notes = one.greedy.raw.get("failure"), list[str]()
+    failure, notes = one.greedy.raw.get("failure"), [one.part] if one.part else []
     if outcome == "failed":
         notes.append(shortened(str(failure or "not graded"), 300))
     if one.greedy.raw.get("finish_reason") == "length":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gspo_hpc.config.schema import Tool
 from gspo_hpc.rewards.catalogue import Answered, Turn
 from gspo_hpc.rewards.environments import tools as toolbox
-from gspo_hpc.rewards.environments.protocol import Environment, plain, turn_of
+from gspo_hpc.rewards.environments.protocol import Environment, plain, scores_of, turn_of
 from gspo_hpc.rewards.environments.registry import make
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def environment_turn(
     """Return the answer of an environment to a message, or of a tool to a call. Raises whatever it raises.
 
     `fields`: those of the data row ("row"), the seed of the conversation and its state, which is None at first; and the
-    name and the arguments of a "call".
+    name and the arguments of a "call". With a "group", the environment scores its conversations.
     """
     prepare(environment, arguments, tools)
     state = fields["state"]
@@ -65,6 +65,9 @@ def environment_turn(
     if environment is None:  # as in a trial of a config that has tools alone
         return Answered(Turn(state, "", 0.0, True))
     made = _environments[environment]
+    if (group := fields.get("group")) is not None:
+        scores = _result(made.score_group(dict(fields["row"]), [dict(one) for one in group]))
+        return Answered(Turn(scores_of(scores, len(group)), "", 0.0, True))
     if state is None:
         reset = getattr(made, "reset", None)
         state = {} if reset is None else plain(_result(reset(dict(fields["row"]), fields["seed"])))

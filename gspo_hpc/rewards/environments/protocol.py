@@ -1,5 +1,8 @@
 """The protocol of an environment: a class with `step`, and `reset` if a conversation begins with something to remember.
 
+A conversation's score is the sum of what its steps gave; with `score_group` the environment scores those of a group
+together, once all are over.
+
     class Guess:
         def __init__(self, high: int = 100): ...
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gspo_hpc.rewards.catalogue import Turn
@@ -49,6 +52,26 @@ class Environment(Protocol):
         `reply` the conversation is over. An error that is raised costs the conversation, which then has no reward.
         """
 
+    def score_group(self, fields: dict[str, Any], conversations: list[dict[str, Any]]) -> Sequence[float]:
+        """Return the score of each conversation of a group, of those that did not fail, in their order.
+
+        A conversation has its last `state`, the sum of its rewards (`reward`), its `text`, and `finish_reason`. A class
+        without this method gives each the sum. An error that is raised costs all of them.
+        """
+
+
+def scores_of(answer: Any, count: int) -> list[float]:
+    """Return what `score_group` returned for so many conversations. Raises TypeError or ValueError for a mistake."""
+    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
+        raise TypeError(f"score_group returned {type(answer).__name__}, not a list of {count} numbers")
+    scores = [*answer]
+    if len(scores) != count:
+        raise ValueError(f"score_group returned {len(scores)} scores for {count} conversations")
+    for score in scores:
+        if not _is_reward(score):
+            raise ValueError(f"score_group returned {score!r}: finite numbers are needed")
+    return [float(score) for score in scores]
+
 
 def turn_of(answer: Any, state: Any) -> Turn:
     """Return what `step` returned, with the `state` before. Raises TypeError or ValueError for a mistake."""
@@ -65,12 +88,16 @@ def turn_of(answer: Any, state: Any) -> Turn:
         (reply or "").encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"step returned a reply that is no text of UTF-8: {error.reason}") from None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not _is_reward(reward):
         raise ValueError(f"step returned the reward {reward!r}: a finite number is needed")
     if not isinstance(over, bool):
         raise TypeError(f"step returned over={over!r}, not True or False")
     over = over or reply is None
     return Turn(plain(answer.get("state", state)), "" if over else str(reply), float(reward), over)
+
+
+def _is_reward(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(state: Any) -> Any:

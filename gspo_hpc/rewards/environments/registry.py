@@ -30,6 +30,8 @@ def check(settings: Settings) -> None:
             return
         if "step" not in methods:
             raise ValueError(f"{settings.name} has no method step(self, state, message)")
+        if "score_group" in methods:
+            _check_score_group(settings.name, methods["score_group"])
         signature = methods.get("__init__", inspect.Signature())
     elif settings.name in TASKS:
         signature = inspect.signature(TASKS[settings.name])
@@ -43,6 +45,27 @@ def check(settings: Settings) -> None:
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "none"
         raise ValueError(f"{settings.name} cannot be made with environment.args: {error}; it takes: {takes}") from None
+
+
+def _check_score_group(name: str, signature: inspect.Signature) -> None:
+    try:
+        signature.bind({}, [])
+    except TypeError as error:
+        text = f"{name} has score_group{signature}, which is called with fields and conversations: {error}"
+        raise ValueError(text) from None
+
+
+def scores_groups(settings: Settings) -> bool:
+    """Return whether an environment scores the conversations of a group together.
+
+    FileAbsent or ValueError where its file cannot be read; True where its class may have got the method from another.
+    """
+    if settings.name is None:
+        return False
+    if not own_code.is_file(settings.name):
+        return hasattr(TASKS[settings.name], "score_group")
+    methods = own_code.methods(*own_code.split(settings.name, _WHAT, "Class"))
+    return methods is None or "score_group" in methods
 
 
 def make(name: str, arguments: dict[str, Any]) -> Environment:

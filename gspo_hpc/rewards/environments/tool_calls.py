@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 _THINKING, _THOUGHT = "<think>", "</think>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\s]+)>(.*?)(?:</function>)?", re.DOTALL)
 # Arguments are read one behind the other, and never searched for: where the model repeats itself, a search would look
@@ -42,12 +43,15 @@ class Call:
 
 def hermes(text: str) -> list[Call]:
     """Return the calls between <tool_call> tags, each a JSON object with `name` and `arguments` (Hermes, Qwen)."""
-    return [_call(found[1]) for found in _HERMES.finditer(_said(text))]
+    return [_call(found[1]) for found in _HERMES.finditer(_said(text, _call))]
 
 
 def llama3_json(text: str) -> list[Call]:
     """Return the calls of a message that is nothing but JSON objects with `name` and `parameters` (Llama 3)."""
-    said = _without_ends(_said(text)).strip()
+    said = text.strip()
+    if not said.startswith(("{", _PYTHON_TAG)):  # else the message is a call, and has no thoughts
+        said = _said(text).strip()
+    said = _without_ends(said).strip()
     marked = said.startswith(_PYTHON_TAG)
     said = said.removeprefix(_PYTHON_TAG).strip()
     if not said.startswith("{"):
@@ -74,18 +78,7 @@ def qwen3_coder(text: str) -> list[Call]:
 
     Values are texts, whatever the tool takes.
     """
-    calls = []
-    for found in _HERMES.finditer(_said(text)):
-        function = _FUNCTION.fullmatch(found[1].strip())
-        if function is None:
-            calls.append(Call("", {}, "the call must be <function=NAME> with a <parameter=NAME> for each argument"))
-            continue
-        pairs = _pairs(_PARAMETER, function[2])
-        if pairs is None:
-            calls.append(Call(function[1], {}, "each argument must be one <parameter=NAME>...</parameter>"))
-        else:
-            calls.append(Call(function[1], {name: _without_breaks(value) for name, value in pairs.items()}, texts=True))
-    return calls
+    return [_function_call(found[1]) for found in _HERMES.finditer(_said(text, _function_call))]
 
 
 def glm45(text: str) -> list[Call]:
@@ -93,17 +86,7 @@ def glm45(text: str) -> list[Call]:
 
     Values are texts, whatever the tool takes.
     """
-    calls = []
-    for found in _HERMES.finditer(_said(text)):
-        name, key, rest = found[1].partition(_KEY)
-        name, pairs = name.strip(), _pairs(_ARGUMENT, key + rest)
-        if not name or "<" in name:
-            calls.append(Call("", {}, "the call must be NAME with an <arg_key> and an <arg_value> for each argument"))
-        elif pairs is None:
-            calls.append(Call(name, {}, "each argument must be one <arg_key>...</arg_key><arg_value>...</arg_value>"))
-        else:
-            calls.append(Call(name, pairs, texts=True))
-    return calls
+    return [_key_value_call(found[1]) for found in _HERMES.finditer(_said(text, _key_value_call))]
 
 
 def openai(text: str) -> list[Call]:
@@ -144,7 +127,7 @@ PARSERS: dict[str, Callable[[str], list[Call]]] = {
 
 def asked_for(template: str) -> str | None:
     """Return the name of the parser for the form in which a chat template asks for calls; None for another form."""
-    if "<tool_call>" in template:
+    if _CALL in template:
         # Others write XML within the same tags.
         return "qwen3_coder" if "<function=" in template else "glm45" if _KEY in template else "hermes"
     if "<|channel|>commentary" in template:
@@ -154,11 +137,52 @@ def asked_for(template: str) -> str | None:
     return None
 
 
-def _said(text: str) -> str:
-    """Return a message without its thoughts: calls in these are not meant."""
-    if _THOUGHT in text:
-        return text.rpartition(_THOUGHT)[2]
-    return text.partition(_THINKING)[0]
+def _said(text: str, reader: Callable[[str], Call] | None = None) -> str:
+    """Return a message without its thoughts: calls in these are not meant.
+
+    A tag of thoughts within a call that `reader` can read is a part of its arguments, as where these are a program.
+    """
+    end = len(text)
+    while (at := text.rfind(_THOUGHT, 0, end)) >= 0:
+        call = _call_around(text, at, reader)
+        if call is None:
+            return text[at + len(_THOUGHT) :]
+        end = call.start
+    at = 0
+    while (at := text.find(_THINKING, at)) >= 0:
+        call = _call_around(text, at, reader)
+        if call is None:
+            return text[:at]
+        at = call.stop
+    return text
+
+
+def _call_around(text: str, at: int, reader: Callable[[str], Call] | None) -> range | None:
+    """Return the place of the call that has `at` in it and can be read; None if there is none."""
+    begin, end = text.rfind(_CALL, 0, at), text.find(_CALL_END, at)
+    if reader is None or begin < 0 or end < 0 or text.find(_CALL_END, begin, at) >= 0:
+        return None
+    return None if reader(text[begin + len(_CALL) : end]).error else range(begin, end)
+
+
+def _function_call(text: str) -> Call:
+    function = _FUNCTION.fullmatch(text.strip())
+    if function is None:
+        return Call("", {}, "the call must be <function=NAME> with a <parameter=NAME> for each argument")
+    pairs = _pairs(_PARAMETER, function[2])
+    if pairs is None:
+        return Call(function[1], {}, "each argument must be one <parameter=NAME>...</parameter>")
+    return Call(function[1], {name: _without_breaks(value) for name, value in pairs.items()}, texts=True)
+
+
+def _key_value_call(text: str) -> Call:
+    name, key, rest = text.partition(_KEY)
+    name, pairs = name.strip(), _pairs(_ARGUMENT, key + rest)
+    if not name or "<" in name:
+        return Call("", {}, "the call must be NAME with an <arg_key> and an <arg_value> for each argument")
+    if pairs is None:
+        return Call(name, {}, "each argument must be one <arg_key>...</arg_key><arg_value>...</arg_value>")
+    return Call(name, pairs, texts=True)
 
 
 def _pairs(argument: re.Pattern[str], text: str) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ repetition of the same turn, and nothing of a user's runs in the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Config, Reward, RewardFunction
@@ -30,6 +30,11 @@ def named(config: Config) -> str:
     settings = config.environment
     tools = ", ".join(tool.function for tool in settings.tools)
     return f"environment.tools: {tools}" if settings.name is None else f"environment.name: {settings.name}"
+
+
+def asked_for_scores(row: Mapping[str, Any], conversations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what that function gets where the environment is to score a group, whose scores come as the state."""
+    return {"row": row, "state": None, "group": conversations}
 
 
 def asked(row: Mapping[str, Any], seed: int, state: Any, call: Call | None = None) -> dict[str, Any]:

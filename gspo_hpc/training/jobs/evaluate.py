@@ -14,11 +14,22 @@ from gspo_hpc.evaluation import evaluate as evaluation
 from gspo_hpc.evaluation import kept, stored
 from gspo_hpc.evaluation.scores import Scores
 from gspo_hpc.models import hub
+from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.planning.rules.data import DataRule
 from gspo_hpc.runs.directory import RunDir
 from gspo_hpc.system.files import make_inner_dir
 from gspo_hpc.system.text import first_line, printable
 from gspo_hpc.training.bringup import read_prompts
 from gspo_hpc.training.jobs import one_rank
+
+# Of a plan, what concerns evaluations: the rest is about training, which this does not do.
+_RULES = (
+    DataRule.EVALUATION_PROMPTS_GIVEN_ONCE,
+    DataRule.EVALUATION_REWARD_IS_GIVEN,
+    DataRule.SOURCES_DIFFER_IN_NAME,
+    DataRule.SOURCE_REWARDS_ARE_GIVEN,
+    DataRule.ANSWERS_FIT_ENGINES,
+)
 
 
 def evaluate(
@@ -37,7 +48,8 @@ def evaluate(
     config = _complete(one_rank.read_config(target, run, overrides))
     if (lack := one_rank.lack_of_memory(config)) is not None:
         remark(f"evaluation {lack}, or let the run evaluate (eval.interval, eval.after) on all of its GPUs")
-    _, unseen = read_prompts(config)
+    _, by_set = read_prompts(config)
+    unseen, sizes = [one for own in by_set.values() for one in own], {name: len(own) for name, own in by_set.items()}
     checkpoint = one_rank.checkpoint_of(run, step, remark)
     reached = None if checkpoint is None else int(checkpoint.name)
     key = kept.fingerprint(config, checkpoint) if out is not None or run is not None else ""
@@ -45,7 +57,7 @@ def evaluate(
     with one_rank.sampling_worker(config, checkpoint, unseen) as worker:
         source = one_rank.completions_of(worker)
         with kept.keeping(source, source.generate_into, folder, key, remark) as completions:
-            found = evaluation.run(completions, unseen, len(unseen), config)
+            found = evaluation.run(completions, unseen, sizes, config)
             rows = evaluation.rows(worker.ranks.exchange, found, config, reached)
             if out is not None:
                 stored.write(out, rows)
@@ -77,6 +89,9 @@ def _complete(config: Config) -> Config:
         raise ValueError(
             "reward.functions is not set: give a reward function, such as reward.functions=[{function: number_match}]"
         )
+    wrong = [one.message for one in make_plan(config).broken if one.rule in _RULES]
+    if wrong:
+        raise ValueError("\n".join(wrong))
     return hub_data.with_files(hub.with_folder(config, teacher=False))
 
 
@@ -91,4 +106,5 @@ def shown(prompts: int, scores: Scores, failure: str, as_json: bool) -> str:
     ]
     if failure:
         rows.append(("failure", first_line(printable(failure))))
-    return "\n".join(f"{name:<18} {text}" for name, text in rows)
+    width = max(18, *(len(name) for name, _ in rows))
+    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)

@@ -144,7 +144,7 @@ class TrainingJob:
         link = None if ranks.job_store is None else GeneratorLink(config, ranks, self._run.rollouts, flag)
         self._worker = None if link is None else link.engines
         prompts = load_prompts(config, ranks.exchange)
-        policy, reference, progress = self._load_policy((prompts.count, prompts.unseen_count))
+        policy, reference, progress = self._load_policy((prompts.count, sum(prompts.unseen_sizes.values())))
         if progress.cursor.step >= (config.run.max_steps or 0) and progress.record is None:
             return "done"
         weight_sync = WeightSync(policy, prompts.probe, monitor)
@@ -328,7 +328,7 @@ class TrainingJob:
     def _make_data(self, recipe: Recipe, prompts: LoadedPrompts) -> PromptData:
         limits = DrawLimits.of(recipe.config.rollout, recipe.num_rollout_prompts)
         order = stream.of(recipe.config, prompts.sizes, limits.wanted, limits.window, prompts.prior)
-        return PromptData(order, prompts.train, prompts.unseen, prompts.unseen_count)
+        return PromptData(order, prompts.train, prompts.unseen, prompts.unseen_sizes)
 
     def _note(self, text: str) -> None:
         if self._ranks.rank == 0:

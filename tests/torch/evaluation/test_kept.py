@@ -65,7 +65,7 @@ def evaluated(samples: int, *, fails: bool = False) -> tuple[Scores, list[dict[s
 
         exchange = Exchange(link)
         worker: Any = SimpleNamespace(ranks=SimpleNamespace(exchange=exchange), generate=generate)
-        found = evaluate.run(worker, [] if link.rank else PROMPTS, len(PROMPTS), config)
+        found = evaluate.run(worker, [] if link.rank else PROMPTS, {"": len(PROMPTS)}, config)
         return found.scores, evaluate.rows(exchange, found, config, 20)
 
     (scores, rows), *others = on_ranks(3, work)

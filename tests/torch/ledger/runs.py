@@ -118,7 +118,7 @@ def recipe_of(config: Config) -> Recipe:
 def data_of(recipe: Recipe) -> PromptData:
     """Prompts of which a rollout takes all, and one that is unseen."""
     stream = PromptStream(recipe.num_rollout_prompts, 1, True, window=recipe.num_rollout_prompts)
-    return PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)], 1)
+    return PromptData(stream, [prompt(i) for i in range(stream.num_prompts)], [prompt(0)], {"": 1})
 
 
 def session_of(

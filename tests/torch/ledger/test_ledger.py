@@ -240,7 +240,7 @@ def test_the_command_that_evaluates_takes_what_is_planned(
     for name, value in replaced.items():
         monkeypatch.setattr(one_rank, name, value)
     monkeypatch.setattr(evaluate, "_complete", lambda config: config)
-    monkeypatch.setattr(evaluate, "read_prompts", lambda config: ([], [prompt(0)]))
+    monkeypatch.setattr(evaluate, "read_prompts", lambda config: ([], {"": [prompt(0)]}))
     job.world.run(lambda: evaluate.evaluate(Path("none"), None, [], True, None, lambda text: None))
     wrong = {one.name for one in found.phases if not agree(job, one, job.node.peaks[one.name])}
     assert ("load" in wrong) == trains and (trains or not wrong)

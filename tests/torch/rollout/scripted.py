@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +26,7 @@ from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.replies import Replies
 from gspo_hpc.data.rows import Row
 from gspo_hpc.engine.engine import Sampling
-from gspo_hpc.rewards.environments import tools
+from gspo_hpc.rewards.environments import registry, tools
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import turn_pool
 from gspo_hpc.rewards.pool import RewardPool
@@ -63,6 +66,37 @@ class Critic:
         if not state:
             return {"reply": "Are you sure?", "reward": 0.25, "state": {"asked": True}}
         return {"reward": 0.5, "over": True}
+"""
+
+MOODY = """
+import random
+import time
+
+chance = random.SystemRandom()
+
+
+class Moody:
+    # Fails for one message in five, and scores groups by chance, once in four with an error.
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def note(self, what):
+        with open(self.asked, "a") as file:
+            file.write(what + "\\n")
+        time.sleep(0.02)
+
+    def step(self, state, message):
+        self.note("step")
+        if chance.random() < 0.2:
+            raise RuntimeError(f"a mood of {chance.random()}")
+        return {"reply": "Go on.", "reward": 1.0, "state": {"turn": state.get("turn", 0) + 1}}
+
+    def score_group(self, fields, conversations):
+        self.note("score")
+        if chance.random() < 0.25:
+            raise RuntimeError(f"a mood of {chance.random()}")
+        return [one["reward"] + one["state"]["turn"] + chance.random() for one in conversations]
 """
 
 
@@ -166,6 +200,7 @@ def talk(
         journal=journal,
         toolbox=Toolbox.of(environment, TEMPLATE),
         answers=environment.name is not None,
+        scores_groups=registry.scores_groups(environment),
     )
     for slot, prompt in enumerate(build_prompts(rows, made, Data(), 2000, tools=shown)):
         seeds = [1000 * slot + sample for sample in range(samples)]
@@ -188,23 +223,75 @@ def rambling(seen: str, seed: int) -> str:
     return f"Message {turns} to {seen[-60:].count('1')}." + call(a=seed, b=turns) + other
 
 
-def main(folder: Path) -> None:
+def moody_settings(folder: Path) -> Config:
+    """Return a config with the environment Moody, which lies in the folder then."""
+    file = folder / "moody.py"
+    file.write_text(MOODY)
+    words = [f"environment.name={file}:Moody", f"environment.args={{asked: '{folder / 'asked'}'}}"]
+    return loader.load(None, [*words, "environment.workers=2", "environment.max_turns=5"], run_code=True)
+
+
+def chatting(seen: str, seed: int) -> str:
+    """Say something that depends on the turn."""
+    return f"Message {seen.count('<|assistant|>')}."
+
+
+def main(folder: Path, *, moody: bool) -> None:
     """Lead the conversations of a rollout; those of a journal that is there go on."""
-    config = settings(folder)
+    config = moody_settings(folder) if moody else settings(folder)
     with turn_pool(config, 1) as pool:
         journal = Journal(folder / "000000", 0, fingerprint="f", rollout=0)
-        groups, _ = talk(config, pool, rambling, questions=4, samples=4, journal=journal)
+        groups, _ = talk(config, pool, chatting if moody else rambling, questions=4, samples=4, journal=journal)
         journal.close()
     text = "".join(f"{groups[slot].to_json()}\n" for slot in sorted(groups))
     (folder / "groups").write_text(text)
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, *, moody: bool) -> None:
     """Run :func:`main` in a child for each line of standard input, and write its process id: imports take long."""
     for _ in sys.stdin:
         if (pid := os.fork()) == 0:
             os.setsid()
-            main(folder)
+            main(folder, moody=moody)
             os._exit(0)
         print(pid, flush=True)
         print(os.waitpid(pid, 0)[1], flush=True)
+
+
+def groups_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the groups that a process of :class:`Child` wrote."""
+    return [json.loads(line) for line in (folder / "groups").read_text().splitlines()]
+
+
+class Child:
+    """A process that leads the conversations once for each call, of tools or of the environment Moody."""
+
+    def __init__(self, folder: Path, *, moody: bool = False) -> None:
+        # With -c, processes that it spawns do not import the module again.
+        arguments = f"Path({str(folder)!r}), moody={moody}"
+        program = f"from pathlib import Path; from tests.torch.rollout import scripted; scripted.serve({arguments})"
+        command = [sys.executable, "-c", program]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> int:
+        """Return how the child ended, which is killed as soon as `until` holds."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        pid = int(self._process.stdout.readline())
+        ended: list[str] = []
+        reader = threading.Thread(target=lambda: ended.append(self._process.stdout.readline()))  # type: ignore[union-attr]
+        reader.start()
+        deadline = time.monotonic() + 120
+        while reader.is_alive():
+            assert time.monotonic() < deadline
+            if until():
+                os.killpg(pid, signal.SIGKILL)
+                break
+            time.sleep(0.001)
+        reader.join(30)
+        return int(ended[0])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)

@@ -92,6 +92,10 @@ class StandInPool:
         self.results: list[tuple[Any, RewardResult]] = []
         self.failure = failure
 
+    @property
+    def pending(self) -> int:
+        return len(self.results)
+
     def grades(self, fields: Any) -> bool:
         """A function grades every row."""
         return True
@@ -568,6 +572,38 @@ def test_without_a_budget_all_ranks_end_alike_and_nothing_is_journalled(tmp_path
     journal.close()
     assert len(told) == 3 and read_journals(tmp_path, "f") == {}
     assert told[0].startswith("judge: was not called: 5 of 5 requests; judges.used_up is stop: raise the limit")
+
+
+class PaidInPart(StandInPool):
+    """A pool whose judge answers all but one request of the second of three groups, which had no budget left.
+
+    The first poll that gives any has half of the first group and the missing answer, and the next ones the others.
+    """
+
+    def submit_group(self, keys: list[tuple[int, int]], *texts: Any) -> None:
+        super().submit_group(keys, *texts)
+        over: Any = {"judge": "over_budget"}
+        unpaid = RewardResult(0.0, {}, "judge: was not called: 5 of 5 requests", over)
+        self.results = [(key, unpaid if key == (1, 0) else result) for key, result in self.results]
+        self.results.sort(key=lambda one: (one[0] not in ((0, 0), (1, 0)), one[0]))
+        self.whole = len(self.results) == 6
+
+    def poll(self, timeout: float) -> list[tuple[Any, RewardResult]]:
+        first = 2 * self.whole
+        found, self.results = self.results[:first], self.results[first:]
+        return found
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_groups_whose_judges_were_paid_are_kept_where_the_budget_ends(tmp_path: Path, signalled: bool) -> None:
+    """They were asked about again, and paid again, after a resume. A signal leaves no time to wait for them."""
+    journal = Journal(tmp_path, 0, fingerprint="f", rollout=5)
+    waiting = PaidInPart()
+    made = generation(StandInEngine(), waiting, stop=lambda: signalled and not made.engine.pending, journal=journal)
+    made.run()
+    journal.close()
+    assert made.counters.stopped() and bool(made.counters.why_stopped()) != signalled
+    assert sorted(read_journals(tmp_path, "f")) == ([] if signalled else [0, 2])
 
 
 def test_completions_that_no_judge_was_asked_about_are_excluded_and_no_zeros() -> None:

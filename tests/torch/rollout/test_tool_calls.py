@@ -7,16 +7,10 @@ message for the environment that tools take, and a call that a resume makes agai
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +26,7 @@ from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.runs.journal import Journal, read_turns
 from gspo_hpc.training.step_record import tool_calls
 from tests.torch.rollout import scripted
-from tests.torch.rollout.scripted import call, talk
+from tests.torch.rollout.scripted import Child, call, groups_of, talk
 
 
 @pytest.fixture(scope="module")
@@ -151,45 +145,6 @@ def test_templates_that_do_not_fit_are_refused(config: Config, template: str) ->
     made, data = scripted.tokenizer(), Data(chat_template_kwargs={"chat_template": template})
     with pytest.raises(ValueError, match="environment: the chat template takes no reply after an answer"):
         Replies(made, data, tools.shown(config.environment), users=False)
-
-
-def groups_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "groups").read_text().splitlines()]
-
-
-class Child:
-    """A process that leads the conversations once for each call."""
-
-    def __init__(self, folder: Path) -> None:
-        # With -c, processes that it spawns do not import the module again.
-        program = (
-            f"from pathlib import Path; from tests.torch.rollout import scripted; scripted.serve(Path({str(folder)!r}))"
-        )
-        command = [sys.executable, "-c", program]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, until: Callable[[], bool] = lambda: False) -> int:
-        """Return how the child ended, which is killed as soon as `until` holds."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(file=self._process.stdin, flush=True)
-        pid = int(self._process.stdout.readline())
-        ended: list[str] = []
-        reader = threading.Thread(target=lambda: ended.append(self._process.stdout.readline()))  # type: ignore[union-attr]
-        reader.start()
-        deadline = time.monotonic() + 120
-        while reader.is_alive():
-            assert time.monotonic() < deadline
-            if until():
-                os.killpg(pid, signal.SIGKILL)
-                break
-            time.sleep(0.001)
-        reader.join(30)
-        return int(ended[0])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def make(folder: Path, engines: Engines, rollout: dict[str, Any]) -> Any:
         samples_at_once=config.rollout.unfinished != "continue",
     )
     prompts = [Prompt(100 + number, np.ones(2, np.int32), "", {}) for number in range(PROMPTS)]
-    data = PromptData(PromptStream(PROMPTS, 3, shuffle=False, window=WANTED), prompts, (), 0)
+    data = PromptData(PromptStream(PROMPTS, 3, shuffle=False, window=WANTED), prompts, (), {})
     weights: Any = SimpleNamespace(sync=lambda: SimpleNamespace(fingerprint="f"), sleep=lambda: None)
     clock: Any = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), seconds={})
     progress = contextlib.nullcontext(lambda *progress: None)

@@ -189,7 +189,7 @@ def test_what_a_rollout_retires_is_not_asked_by_those_ahead_and_the_end_waits_fo
 ) -> None:
     """Six prompts in their order, of which 0 and 3 are half right: the others are retired by their first group."""
     prompts = [Prompt(index, np.zeros(1, np.int32), "", {}) for index in range(6)]
-    data = PromptData(PromptStream(6, 0, False, PROMPTS), prompts, [], 0)
+    data = PromptData(PromptStream(6, 0, False, PROMPTS), prompts, [], {})
 
     def made(folder: Path, rate: float, ahead: dict[int, SampledBy] | None = None, name: str = "w0") -> Any:
         one = sampler(folder, Weights(name), ahead, data={"no_resampling_pass_rate": rate})

@@ -95,15 +95,15 @@ def test_swapped_sides_flip_every_sign(tmp_path_factory: pytest.TempPathFactory,
     second = evaluation(folder / "b", *(row(n, two, four[2:]) for n, (_, two, four) in back))
     there, again = compare(first, second), compare(second, first)
     for name in ("accuracy", "average"):
-        one, two = getattr(there, name), getattr(again, name)
+        one, two = getattr(there.whole, name), getattr(again.whole, name)
         assert one.difference == pytest.approx(one.second - one.first) and two.difference == -one.difference
         assert (two.first, two.second) == (one.second, one.first)
         assert (-two.high, -two.low) == pytest.approx((one.low, one.high), abs=1e-12)
     assert (again.only_first, again.only_second) == (there.only_second, there.only_first)
     assert again.p_value == there.p_value
     same = compare(first, first)
-    assert same.accuracy.difference == same.average.difference == 0.0 and same.p_value == 1.0
-    assert same.accuracy.low < 0.0 < same.accuracy.high and same.only_first == same.only_second == 0
+    assert same.whole.accuracy.difference == same.whole.average.difference == 0.0 and same.p_value == 1.0
+    assert same.whole.accuracy.low < 0.0 < same.whole.accuracy.high and same.only_first == same.only_second == 0
 
 
 def test_a_pair_is_a_prompt_and_not_a_line(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_a_pair_is_a_prompt_and_not_a_line(tmp_path: Path) -> None:
     first = evaluation(tmp_path / "a", *(row(n, n % 2 == 0) for n in range(6)))
     others = [row(n, n in (1, 2, 9)) for n in range(9, 1, -1)][-4:] + [row(1, True), row(9, True), row(8, False)]
     found = compare(first, evaluation(tmp_path / "b", *others))
-    assert (found.prompts, len(first.prompts), len(others)) == (5, 6, 7)
-    assert (found.accuracy.first, found.accuracy.second) == (2 / 5, 2 / 5)
-    assert (found.only_first, found.only_second) == (1, 1) and found.average is None
+    assert (found.whole.prompts, len(first.prompts), len(others)) == (5, 6, 7)
+    assert (found.whole.accuracy.first, found.whole.accuracy.second) == (2 / 5, 2 / 5)
+    assert (found.only_first, found.only_second) == (1, 1) and found.whole.average is None
     told = found.to_json()
     assert (told["first"]["left_out"], told["second"]["left_out"]) == (1, 2)
 
@@ -123,7 +123,7 @@ def test_equal_prompts_are_paired_in_their_order_and_other_fields_make_another_p
     found = compare(
         evaluation(tmp_path / "a", *one), evaluation(tmp_path / "b", row(1, True), row(1, True), row(1, True))
     )
-    assert found.prompts == 2 and (found.only_first, found.only_second) == (0, 1)
+    assert found.whole.prompts == 2 and (found.only_first, found.only_second) == (0, 1)
 
 
 def other(number: int, right: bool, **more: object) -> dict[str, object]:
@@ -245,6 +245,6 @@ def test_different_numbers_of_samples_are_compared_by_their_average(tmp_path: Pa
         rows = [row(n, False, [draw.random() < 0.5 for _ in range(count)]) for n in range(8)]
         sides.append(evaluation(tmp_path / name, *rows))
     found: Comparison = compare(*sides)
-    assert found.average is not None
-    for side, share in zip(sides, (found.average.first, found.average.second), strict=True):
+    assert found.whole.average is not None
+    for side, share in zip(sides, (found.whole.average.first, found.whole.average.second), strict=True):
         assert share == pytest.approx(np.mean([each.right for one in side.prompts for each in one.samples]))

@@ -44,7 +44,8 @@ PRODUCERS = {
     "rollout/timing.py": ("engine_metrics",),
     "data/packing.py": ("evenness",),
     "policy/router_replay.py": ("balance",),
-    "evaluation/scores.py": ("summary",),
+    "evaluation/scores.py": ("greedy_scores", "sample_scores"),
+    "evaluation/marks.py": ("scores",),
 }
 _PASSES = [*get_args(PassName), "probe"]
 # What stands in the place of a part that is computed.
@@ -72,6 +73,15 @@ PARTS = {
     "eval/avg@*": ["4"],
     "eval/pass@*": ["16"],
     "eval/maj@*": ["8"],
+    "eval/*/*": [
+        f"gsm8k/{name}{end}"
+        for names, ends in (
+            (("response_length", "ungraded"), ("",)),
+            (("accuracy", "avg@4", "pass@4", "maj@4"), ("", "_low", "_high")),
+        )
+        for name in names
+        for end in ends
+    ],
     **dict.fromkeys(("*_low", "*_high"), ["eval/avg@4", "eval/pass@4", "eval/maj@4"]),
 }
 
@@ -118,7 +128,7 @@ def all_keys() -> set[str]:
     found = {*(MEAN_OF.get(name, name) for name in SUM_NAMES), *MAX_NAMES, "entropy", "loss"}
     for path, names in PRODUCERS.items():
         for key in made((pages.PROJECT / "gspo_hpc" / path).read_text("utf-8"), names):
-            found |= {key.replace("*", part) for part in PARTS[key]} if "*" in key else {key}
+            found |= {key.replace("*/*", "*").replace("*", part) for part in PARTS[key]} if "*" in key else {key}
     return found - {*INTERMEDIATE}
 
 

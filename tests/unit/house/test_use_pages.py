@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from gspo_hpc.cli import parser
-from gspo_hpc.config.learning import Eval, Tracking
+from gspo_hpc.config.learning import Tracking
 from gspo_hpc.config.section import Section
+from gspo_hpc.config.sections.evaluation import Eval
 from gspo_hpc.evaluation.scores import wilson_interval
 from tests import pages
 from tests.unit.house.test_figures import in_file

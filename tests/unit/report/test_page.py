@@ -671,3 +671,19 @@ def test_a_page_goes_without_an_evaluation_that_cannot_be_read(text: str, tmp_pa
     page = report(run)
     assert [kind for kind, _ in shown_answers(page)] == ["right"]
     assert not any(tag == "input" for tag, _ in page.tags), "there is nothing to choose from"
+
+
+def test_evaluation_sets_have_a_curve_each_and_answers_in_turn(tmp_path: Path) -> None:
+    sets = {"sums": 0.25, "words": 0.75}
+    records = [one | {f"eval/{name}/accuracy": value for name, value in sets.items()} for one in FULL]
+    run = make_run(tmp_path / "run", [one | {"eval/accuracy": 0.5} for one in records])
+    rows = [answered(row, right=True) | {"set": "sums"} for row in range(30)]
+    stored.write_into(run, LAST, [*rows, *(answered(row, right=True) | {"set": "words"} for row in range(30, 35))])
+    html = write_report(run.path).read_text("utf-8")
+    assert "Accuracy by set" in html and html.index("Accuracy by set") < html.index("Response length")
+    answers = [prompt for _, prompt in shown_answers(Page(html))]
+    assert answers[:4] == [f"What is {row} + 5?" for row in (0, 30, 1, 31)] and len(answers) == 20
+    assert sum(f"What is {row} + 5?" in answers for row in range(30, 35)) == 5
+    assert "sums; 1 of 2 samples are right" in html and "words; 1 of 2 samples are right" in html
+    plain = write_report(make_run(tmp_path / "plain", FULL).path).read_text("utf-8")
+    assert "Accuracy by set" not in plain

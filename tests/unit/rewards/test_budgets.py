@@ -55,8 +55,9 @@ class Counting(BaseHTTPRequestHandler):
             times = self.asked.count(how)
         if how == "held":
             self.held.wait(60)
-        if how == "busy" and times <= 2:
-            self.send(429, {"error": {"message": "rate limit"}})
+        status = 429 if how == "busy" else int(how) if how.isdecimal() else 200
+        if status != 200 and times <= 2:
+            self.send(status, {"error": {"message": "rate limit"}})
             return
         choice = {"index": 0, "message": {"role": "assistant", "content": "Score: 5"}, "finish_reason": "stop"}
         answer: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
@@ -145,6 +146,20 @@ def test_repetitions_count_and_a_refusal_takes_no_tokens(server: tuple[str, type
         seen.asked.clear()
         (busy,) = graded([one], ["busy"])  # the second repetition is one too many
     assert seen.asked == ["busy"] * 2 and busy.outcomes == {"judge": "over_budget"}
+
+
+@pytest.mark.parametrize(("status", "lost"), [(503, False), (500, False), (502, True), (504, True)])
+def test_an_answer_that_a_gateway_lost_takes_the_most(
+    server: tuple[str, type[Counting]], tmp_path: Path, status: int, lost: bool
+) -> None:
+    """The model behind it may have written all of it, and that is billed; an endpoint that refuses bills nothing."""
+    url, _ = server
+    with pool(reward(url), Judges(), tmp_path) as one:
+        (result,) = graded([one], [str(status)])
+    most = Amount(1, len(f"Q {status}") + 128, 10)
+    tried = Amount(2, 2 * most.prompt_tokens, 20) if lost else Amount(2)
+    assert result.failure is None and account(tmp_path).total() == tried + Amount(1, PROMPT, COMPLETION)
+    assert account(tmp_path).estimated == 2 * lost
 
 
 def test_the_costs_of_a_run_stay_below_the_largest(server: tuple[str, type[Counting]], tmp_path: Path) -> None:

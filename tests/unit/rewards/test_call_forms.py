@@ -99,7 +99,12 @@ def test_calls_are_those_that_vllm_reads(form: str) -> None:
 
 
 REPEATED = {
-    "hermes": ["<tool_call>", '<tool_call>{"name": "search"'],
+    "hermes": [
+        "<tool_call>",
+        '<tool_call>{"name": "search"',
+        '<tool_call>{"name": "a", "arguments": {"b": "<think></think>"}}</tool_call>',
+        "<tool_call><think></think>",
+    ],
     "llama3_json": ["</s>", '{"name": "a"}; <|eot_id|>', '{"name": "a", "b": '],
     "qwen3_coder": [
         "<tool_call><function=search><parameter=query>",

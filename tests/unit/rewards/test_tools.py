@@ -18,7 +18,7 @@ from gspo_hpc.data.outcomes import CallRecord
 from gspo_hpc.launch import checks, preflight
 from gspo_hpc.rewards.environments import schemas, tools
 from gspo_hpc.rewards.environments.calculator import calculator
-from gspo_hpc.rewards.environments.tool_calls import Call, asked_for, hermes, llama3_json
+from gspo_hpc.rewards.environments.tool_calls import Call, asked_for, glm45, hermes, llama3_json, qwen3_coder
 from gspo_hpc.rewards.environments.tools import Toolbox
 from gspo_hpc.rewards.environments.turns import asked, turn_pool
 from gspo_hpc.rewards.results import RewardResult
@@ -169,6 +169,15 @@ def call(name: str, **arguments: Any) -> str:
         (f"<think>or {call('a')}?</think>no", []),
         (f"or {call('a')}?</think>{call('b')}", [Call("b", {})]),
         (f"<think>{call('a')}", []),
+        # Tags of thoughts in an argument, as in a program about them, are a part of it.
+        (call("a", x="</think>"), [Call("a", {"x": "</think>"})]),
+        (call("b") + call("a", x="<think> and </think>"), [Call("b", {}), Call("a", {"x": "<think> and </think>"})]),
+        (f"<think>{call('b')}</think>{call('a', x='</think>')}", [Call("a", {"x": "</think>"})]),
+        (call("a", x="<think>") + call("b"), [Call("a", {"x": "<think>"}), Call("b", {})]),
+        (f"{call('a', x='<think>')}<think>{call('b')}", [Call("a", {"x": "<think>"})]),
+        (f"<think>{call('a', x='</think>')}", []),
+        # A thought about how to call is no call.
+        (f"<think>in <tool_call> I write JSON</think>{call('b')}", [Call("b", {})]),
     ],
 )
 def test_calls_in_tags(text: str, calls: list[Call]) -> None:
@@ -196,6 +205,15 @@ def test_a_call_that_is_no_json_leaves_its_neighbours() -> None:
 def test_calls_as_bare_json(text: str, calls: list[Call]) -> None:
     assert llama3_json(text) == calls
     assert llama3_json('{"name": "a", "parameters": {')[0].error
+
+
+def test_thoughts_in_arguments_of_other_forms() -> None:
+    code = '<tool_call><function=run><parameter=code>print("</think>")</parameter></function></tool_call>'
+    assert qwen3_coder(f"<think>Yes.</think>{code}") == [Call("run", {"code": 'print("</think>")'}, texts=True)]
+    code = '<tool_call>run<arg_key>code</arg_key><arg_value>print("</think>")</arg_value></tool_call>'
+    assert glm45(f"<think>Yes.</think>{code}") == [Call("run", {"code": 'print("</think>")'}, texts=True)]
+    text = '{"name": "run", "parameters": {"code": "print(\'</think>\')"}}'
+    assert llama3_json(text) == [Call("run", {"code": "print('</think>')"})]
 
 
 def test_calls_as_xml(file: Path) -> None:
