@@ -130,8 +130,12 @@ def pytest_runtest_makereport(
 
 
 def _inherited() -> dict[str, str]:
-    """Return the variables of this process that decide what the processes do which it starts."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "GSPO_HPC_", "SLURM_"))}
+    """Return the variables of this process that decide what the processes do which it starts.
+
+    Without those that a thread of a pool sets for a moment, while it starts one (gspo_hpc.rewards.spawning).
+    """
+    names = [name for name in os.environ if name.startswith(("PYTHON", "GSPO_HPC_", "SLURM_"))]
+    return {name: value for name in names if (value := os.environ.get(name)) not in (None, "gspo-hpc")}
 
 
 @pytest.fixture(autouse=True)
