@@ -137,6 +137,9 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
         "python3 -m black --check train_grpo.py",
         "uv run python -m pytest train_grpo.py",
         "huggingface-cli download me/x train_grpo.py",
+        "sudo cp train_grpo.py /w",
+        "bandit tools/other.py",
+        "docker cp other.py c:/w",
     ],
 )
 def test_a_command_that_copies_or_reads_a_file_is_no_run(command: str) -> None:
