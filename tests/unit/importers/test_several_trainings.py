@@ -203,6 +203,12 @@ def test_a_command_that_starts_the_file_is_another_run(command: str, beside: Pat
         convert(f"{command}\npython train_grpo.py\n", gpus=8, folder=beside, name="run.sh")
 
 
+def test_overrides_of_verl_start_its_file_behind_any_program() -> None:
+    run = "main_ppo.py algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=8"
+    with pytest.raises(ValueError, match=r"^it starts 2 runs: leave one in the file$"):
+        convert(f"amlt x verl/trainer/{run}\npython3 verl/trainer/{run}\n", gpus=8)
+
+
 def test_a_module_among_the_arguments_of_a_run_is_not_what_reads_its_file() -> None:
     alone = convert(f"python {TRL}\n", gpus=8)
     text = TRL.replace(".py ", ".py -m ast ")
@@ -242,6 +248,8 @@ def test_why_another_command_is_no_run_is_told(command: str, told: str) -> None:
         ("{ ls || date; }", True),
         ("ls && ( cd x; test -f y )", True),
         ("test -f y 2>/dev/null", True),
+        ("ls | test -f y", True),
+        ("ls | tee log", False),
         ("/usr/bin/test -f y", True),
         ("ls || exit 1", False),
         ("ls || { echo no; exit 1; }", False),
