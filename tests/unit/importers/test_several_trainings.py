@@ -261,3 +261,10 @@ def test_commands_before_a_run_are_taken_to_succeed_and_tests_are_not(before: st
     """Three in a row were taken for a condition, though two were not."""
     found = convert(f"{before} && python {TRL}\n", gpus=8)
     assert any("behind a condition that is not known" in note for note in found.assumed) == told
+
+
+def test_a_run_for_where_a_command_fails_stands_behind_a_condition() -> None:
+    found = convert(f"ls || python {TRL}\n", gpus=8)
+    assert any("behind a condition that is not known" in note for note in found.assumed)
+    found = convert(f"ls || python {TRL.replace('1e-6', '3e-6')}\npython {TRL}\n", gpus=8)
+    assert found.values["learning_rate"] == "1e-6"
