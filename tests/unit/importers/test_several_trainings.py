@@ -250,6 +250,8 @@ def test_why_another_command_is_no_run_is_told(command: str, told: str) -> None:
         ("test -f y 2>/dev/null", True),
         ("ls | test -f y", True),
         ("ls | tee log", False),
+        ("if [ -f y ]; then ls; fi", True),
+        ("if ls; then date; fi", False),
         ("/usr/bin/test -f y", True),
         ("ls || exit 1", False),
         ("ls || { echo no; exit 1; }", False),
@@ -267,4 +269,9 @@ def test_a_run_for_where_a_command_fails_stands_behind_a_condition() -> None:
     found = convert(f"ls || python {TRL}\n", gpus=8)
     assert any("behind a condition that is not known" in note for note in found.assumed)
     found = convert(f"ls || python {TRL.replace('1e-6', '3e-6')}\npython {TRL}\n", gpus=8)
+    assert found.values["learning_rate"] == "1e-6"
+
+
+def test_of_two_runs_on_both_sides_of_a_command_neither_is_certain() -> None:
+    found = convert(f"ls && python {TRL} || python3 {TRL.replace('1e-6', '3e-6')}\npython {TRL}\n", gpus=8)
     assert found.values["learning_rate"] == "1e-6"
