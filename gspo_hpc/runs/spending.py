@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import time
@@ -67,6 +68,7 @@ class Account:
     answered: Amount = field(default_factory=Amount)
     open: dict[str, tuple[Amount, float]] = field(default_factory=dict)  # by number: the most, and until when it waits
     estimated: int = 0  # answers that did not say how many tokens they took
+    ignored: int = 0  # whole lines that no run writes: less than nothing was used, say
     _read: dict[str, int] = field(default_factory=dict)  # bytes by file
 
     def read(self) -> None:
@@ -79,8 +81,10 @@ class Account:
             end = data.rfind(b"\n") + 1
             self._read[path.name] = begin + end
             for event in _events(data[:end]):
-                with contextlib.suppress(*MALFORMED):  # a run directory may be of another's making
+                try:
                     self._note(*event)
+                except MALFORMED:  # a run directory may be of another's making
+                    self.ignored += 1
 
     def total(self) -> Amount:
         """Return all requests together; one without an answer counts with the most that it may use."""
@@ -94,14 +98,24 @@ class Account:
 
     def _note(self, kind: str, number: str, *values: Any) -> None:
         if kind == _ASKED:
-            prompt_tokens, completion_tokens, cost, until = values
-            self.open[number] = Amount(1, int(prompt_tokens), int(completion_tokens), float(cost)), float(until)
+            *used, until = values
+            self.open[number] = _one(*used), float(until)
             return
-        self.open.pop(number, None)
         if kind == _ANSWERED:
-            prompt_tokens, completion_tokens, cost, told = values
-            self.answered += Amount(1, int(prompt_tokens), int(completion_tokens), float(cost))
+            *used, told = values
+            self.answered += _one(*used)
             self.estimated += not told
+        elif kind != _WITHDRAWN:
+            raise ValueError(f"{kind} is no event")
+        self.open.pop(number, None)
+
+
+def _one(prompt_tokens: Any, completion_tokens: Any, cost: Any) -> Amount:
+    """Return what a request uses by a line; ValueError for what is no amount, or less than nothing."""
+    amount = Amount(1, int(prompt_tokens), int(completion_tokens), float(cost))
+    if not (amount.prompt_tokens >= 0 and amount.completion_tokens >= 0 and 0 <= amount.cost < math.inf):
+        raise ValueError("it uses less than nothing")
+    return amount
 
 
 class Spending:
@@ -181,6 +195,8 @@ def words(account: Account, limits: Judges | None) -> str:
         parts.append(f"{what} {value:,.6g}{of}" if name == "cost" else f"{value:,}{of} {what}")
     if guessed := len(account.open) + account.estimated:
         parts.append(f"{guessed:,} of the requests without a count of tokens, which count with their most")
+    if account.ignored:
+        parts.append(f"{account.ignored:,} lines of {FOLDER}/ that no run writes, which are left out")
     return ", ".join(parts)
 
 

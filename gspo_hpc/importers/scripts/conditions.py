@@ -37,6 +37,7 @@ _SPLIT = ("simple_expansion", "expansion", "command_substitution")  # without qu
 _OF_SITES = re.compile(r"_?(?:module|ml|conda|mamba|micromamba|deactivate|spack|pyenv|nvm|load\w*)|_\w+")
 
 _TESTS = ("test_command", "negated_command", "((")  # types of commands that ask something
+_GROUPS = ("subshell", "compound_statement", "redirected_statement", "pipeline")  # succeed as what is in them
 _GIVES_UP = re.compile(r"[\s({]*(?:exit|return|true|false|:|echo|printf|continue|break|die|fail|error|warn)\b|[\s({]*:")
 
 
@@ -199,12 +200,18 @@ def _joined(words: list[Node], scope: Scope) -> bool | None:
 
 def is_test(node: Node) -> bool:
     """Tell whether a command before && asks something. Commands that all have to succeed, `a && b`, ask nothing."""
-    if node.type in _TESTS or source_of(node).startswith("test "):
+    if node.type in _TESTS:
         return True
+    if node.type == "command":
+        name = node.child_by_field_name("name")
+        return name is not None and os.path.basename(source_of(name)) == "test"
     if node.type != "list":
-        return any(part.type in (*_TESTS, "list") for part in node.children)
+        inner = node.type in _GROUPS
+        return any(is_test(part) if inner else part.type in (*_TESTS, "list") for part in node.children)
     first, sign, last = (child for child in node.children if child.type != "comment")
-    return sign.type == "||" or is_test(first) or is_test(last)
+    if sign.type == "||":  # behind `a || exit 1`, too, what goes on has succeeded
+        return is_test(first) or _GIVES_UP.match(source_of(last)) is None
+    return is_test(first) or is_test(last)
 
 
 def otherwise(node: Node) -> bool:

@@ -292,22 +292,23 @@ class Reader:
         certain: bool = False,
         why: str = "",
         demands: Sequence[Sequence[required.Demand]] = (),
-    ) -> None:
-        """Follow blocks of which one runs, not known which: variables that they set differently become unknown.
+    ) -> bool | None:
+        """Follow blocks of which one runs, not known which; return the status of the first, None if it is not known.
 
-        A block that ends the script does not count, since nothing runs after it. `demands`: what leads to each block.
+        Variables that they set differently become unknown. A block that ends the script does not count, since nothing
+        runs after it. `demands`: what leads to each block.
         """
         before, functions, was = self.scope.values, self.functions, self.certain
-        every: list[Outcome] = []
-        returns, leaves = len(self.returned), False
+        every, returns, leaves = list[Outcome](), len(self.returned), False
         self.branches += 1
         self.certain = was and certain
-        began, over = self.scope.arguments, self.over
+        began, over, first = self.scope.arguments, self.over, None
         for number, block in enumerate(blocks):
             self.over = False
             self.scope.arguments = began
             self.scope.values, self.functions = dict(before), dict(functions)
-            self.walk(block)
+            status = self.walk(block)
+            first = first if number else status
             ended, self.ended = self.ended, ""
             if ended == "return":
                 self.returned.append(self.scope.values)
@@ -324,7 +325,7 @@ class Reader:
         if not outcomes:
             self.scope.values = before
             self.ended = "done" if len(self.returned) > returns else "exit"
-            return
+            return first
         self.scope.values = outcomes[0].values
         if len(outcomes) > 1:
             why = why or f"depends on a condition in line {line}, which is not known before the script runs"
@@ -335,6 +336,7 @@ class Reader:
         bodies = [[one.functions.get(name) for one in outcomes] for name in names]
         self.functions = {name: found[0] if all(body == found[0] for body in found) else None
                           for name, found in zip(names, bodies, strict=True)}  # fmt: skip
+        return first
 
     def _list(self, node: Node) -> bool | None:
         left, sign, right = (child for child in node.children if child.type != "comment")
@@ -349,8 +351,8 @@ class Reader:
         # A command before && is taken to succeed, unless another one stands for where it does not.
         works = sign.type == "&&" and not is_test(left) and not otherwise(node)
         goes_on = [[], [(left, sign.type == "||")]]
-        self.alternatives([[right], []], line_of(node), certain=works, demands=goes_on)
-        return None
+        last = self.alternatives([[right], []], line_of(node), certain=works, demands=goes_on)
+        return last if last == (sign.type == "||") else None  # `a && false` never succeeds, `a || true` always
 
     def condition(self, nodes: Sequence[Node], negated: bool = False) -> bool | None:
         """Follow the commands of a condition; return whether it holds, None if that is not known."""

@@ -150,7 +150,8 @@ def python_program(words: Sequence[str]) -> str | None:
         if number and words[number - 1] in modules.FLAGS and not _NO_PROGRAM.match(word):
             return word if modules.starts(words[: number - 1]) else None
         if word.endswith(".py") and not word.startswith("-") and "=" not in word:
-            return word if " " not in word or modules.starts(words[:number]) else None
+            runs = modules.starts(words[:number]) if " " in word else modules.only_named((*words,)) is None
+            return word if runs else None
     return None
 
 
@@ -159,7 +160,8 @@ def _starts_nothing(words: Sequence[str]) -> bool:
     name = os.path.basename(words[0]) if words else ""
     if name in TOOLS or (name in _HUB and "jobs" not in words[1:2]):
         return True
-    return any(flag == "-m" and module in _READERS for flag, module in zip(words, words[1:], strict=False))
+    first = next((number for number, word in enumerate(words) if word.endswith(".py")), len(words))
+    return any(flag == "-m" and module in _READERS for flag, module in zip(words[:first], words[1:], strict=False))
 
 
 def _program(word: str) -> str:
@@ -228,7 +230,7 @@ def _from_python_file(
     shown = _trains_with_trl(command.words[number + 1 :])
     likely = shown or re.search(r"grpo|gspo", name) is not None
     if source != "trl" and not known and not given.get("config"):
-        if re.search(r"grpo|gspo", name):
+        if re.search(r"grpo|gspo", name) and modules.only_named(command.words) is None:
             others.append(f"{word} {UNTOLD}")
         return None
     beside = not (source == "trl" or (shown and text is None) or _BESIDE.search(name))

@@ -17,6 +17,7 @@ from gspo_hpc.importers.scripts.shell import follow
 from gspo_hpc.importers.texts import documents, foreign, python_source
 from gspo_hpc.importers.texts.commands import NOT_AT_HAND, UNTOLD, Found, bare, from_command, python_program
 from gspo_hpc.importers.texts.sources import ACCELERATE, SeveralRunsError
+from gspo_hpc.importers.texts.uses import modules
 
 _SCRIPT = re.compile(
     r"^#!.*sh\b|megatron\s+rlhf|swift\s+rlhf|\bverl[.]|main_ppo|accelerate\s+launch|trl\s+grpo|torchrun|"
@@ -217,10 +218,15 @@ def _runs(
             raise foreign.refusal(project)
 
     def all_of(given: list[Command]) -> list[Found]:
-        started = (command for command in given if not _is_followed(command.words))
-        found = [(command, from_command(command, around, place, source, others)) for command in started]
+        direct = (command for command in given if not _is_followed(command.words))
+        found = [(command, from_command(command, around, place, source, others)) for command in direct]
         beside.extend(word for one, run in found if run is None and (word := python_program(one.words)))
-        return [run._replace(notes=(*run.notes, *one.files.told)) for one, run in found if run is not None]
+        started = [(one, run) for one, run in found if run is not None]
+        read = [one.words for one, _ in started if modules.only_named(one.words)]
+        if 0 < len(read) < len(started):  # beside a run, a command that only names its file is none
+            others.extend(f"{' '.join(words)} is taken to read that file, and not to start it" for words in read)
+            started = [(one, run) for one, run in started if one.words not in read]
+        return [run._replace(notes=(*run.notes, *one.files.told)) for one, run in started]
 
     runs = all_of(commands)
     if not runs:  # none that runs in any case: one that runs if a condition holds

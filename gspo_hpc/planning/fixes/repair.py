@@ -71,9 +71,11 @@ def _offered(whole: Search, rows: int | None) -> list[Fix]:
         return fixes
     models = [fix for fix in fixes if all(change.key == "model.path" for change in fix.changes)]
     others = [fix for fix in fixes if fix not in models]
-    if any(len(fix.changes) == 1 for fix in others):
+    alone = [fix.changes[0].key for fix in others if len(fix.changes) == 1]
+    unseen = Topic.MEMORY not in whole.topics  # of other cards alone: a repair that keeps these was not looked for yet
+    if any(not (unseen and distances.is_of_machines(key)) for key in alone):
         return fixes
-    found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf))
+    found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf), further=bool(alone))
     here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
     return without_repeated([*here, *others, *(fix for fix in found if fix not in here), *models], whole.told.all)
 
@@ -86,11 +88,11 @@ def find(config: Config, rows: int | None = None) -> Fix | None:
     return next(iter(find_all(config, rows)), None)
 
 
-def find_all(config: Config, rows: int | None = None, within: float = math.inf) -> list[Fix]:
+def find_all(config: Config, rows: int | None = None, within: float = math.inf, *, further: bool = False) -> list[Fix]:
     """Return the nearest fixes of different settings, those that leave the machines as they are first.
 
-    With `within`, only those that are nearer. Without it, where there is none, the one after which as few rules as
-    possible are broken.
+    With `within`, only those that are nearer; `further`: also such as only repairing one rule after another finds.
+    Without it, where there is none, the one after which as few rules as possible are broken.
     """
     plan = make_plan(config, rows)
     if plan.valid:
@@ -100,13 +102,13 @@ def find_all(config: Config, rows: int | None = None, within: float = math.inf) 
         return _after(config, rows, renamed, within)
     found = Nearest(whole, _OF_SETTINGS, machines=False).find(_WANTED, within)
     found = [fix for fix in found if fix.distance <= FARTHEST * found[0].distance]
-    partly = _one_by_one(config, rows) if not found and within == math.inf else None
-    if partly is not None and not partly.left:
-        found.append(whole.nearer(partly))
-    nearer = min((fix.distance for fix in found), default=within)
-    for fix in Nearest(whole, _OF_MACHINES, machines=True).find(1, nearer):
+    partly = _one_by_one(config, rows) if not found and (further or within == math.inf) else None
+    if partly is not None and not partly.left and (nearer := whole.nearer(partly)).distance < within:
+        found.append(nearer)
+    least = min((fix.distance for fix in found), default=within)
+    for fix in Nearest(whole, _OF_MACHINES, machines=True).find(1, least):
         found += [fix, *beside.of_fewer_machines(whole, fix)]
-    return found or ([partly] if partly is not None else [])
+    return found or ([partly] if partly is not None and within == math.inf else [])
 
 
 def _after(config: Config, rows: int | None, first: Fix, within: float) -> list[Fix]:

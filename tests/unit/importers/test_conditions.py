@@ -11,6 +11,8 @@ import pytest
 from gspo_hpc.importers.convert import convert
 from gspo_hpc.importers.scripts.shell import follow, read_script
 
+from .in_bash import given_to_swift
+
 NUMBERS = [f"[ {left} {sign} {right} ]" for sign in ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
            for left, right in ((1, 2), (2, 2), (3, 2))]  # fmt: skip
 JOINED = [
@@ -224,3 +226,36 @@ def test_a_command_within_brackets_is_no_escaped_bracket(condition: str, rate: f
     found = convert(script)
     assert found.open == (("--learning_rate $LR",) if rate is None else ())
     assert rate in (None, found.config.optimizer.lr)
+
+
+LISTS = [
+    "a && false && swift 1; swift 2",
+    "a || true && swift 1",
+    "a && [[ -n '' ]] && swift 1; swift 2",
+    "M=x; a && [ $M = y ] && swift 1; a && [ $M = x ] && swift 2",
+    "if a && false; then swift 1; else swift 2; fi",
+    "if a || true; then swift 1; else swift 2; fi",
+    "a && b && swift 1; swift 2",
+    "a && { b && true; } && swift 1; swift 2",
+    "(a || b) && swift 1; swift 2",
+    "a || false && swift 1; swift 2",
+    "a && b || true && swift 1",
+    "a || exit 1 && swift 1",
+    "! a && swift 1; a && ! true && swift 2; swift 3",
+    "f() { a && return 1; true; }; f && false && swift 1; swift 2",
+    "set -e; a && false; swift 1",
+]
+
+
+@pytest.mark.parametrize("script", LISTS)
+def test_what_runs_behind_commands_of_which_nobody_knows_whether_they_succeed(script: str, tmp_path: Path) -> None:
+    """Each command fails and succeeds in turn: what runs in some case is found, and what runs in none is not."""
+    ever = set[str]()
+    for fails in itertools.product("01", repeat=2):
+        given = {name: f"#!/bin/sh\nexit {status}\n" for name, status in zip("ab", fails, strict=True)}
+        (tmp_path / "told").write_text("")
+        _, told = given_to_swift(script, tmp_path, given)
+        ever |= {"".join(words) for words in told}
+    both = follow(script)
+    found = {command.words[-1] for command in (*both.commands, *both.possible) if command.words[0] == "swift"}
+    assert found == ever

@@ -5,6 +5,8 @@ Takes three seconds. It would catch a curriculum or a sweep that becomes one run
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo_hpc.importers.convert import convert
@@ -135,6 +137,9 @@ def test_what_else_a_script_starts_is_named(command: str, named: str) -> None:
         "python3 -m black --check train_grpo.py",
         "uv run python -m pytest train_grpo.py",
         "huggingface-cli download me/x train_grpo.py",
+        "sudo cp train_grpo.py /w",
+        "bandit tools/other.py",
+        "docker cp other.py c:/w",
     ],
 )
 def test_a_command_that_copies_or_reads_a_file_is_no_run(command: str) -> None:
@@ -142,6 +147,72 @@ def test_a_command_that_copies_or_reads_a_file_is_no_run(command: str) -> None:
     alone = convert(f"python {TRL}\n", gpus=8)
     for text in (f"{command}\npython {TRL}\n", f"python {TRL}\n{command}\n"):
         assert convert(text, gpus=8).text == alone.text
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """Return the folder of a script, with the Python file of a run in it."""
+    (tmp_path / "train_grpo.py").write_text(f"{HEAD}{TRAIN}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m dis train_grpo.py",
+        "python -mpy_compile train_grpo.py",
+        "bandit train_grpo.py",
+        "uv run ruff check train_grpo.py",
+        "sudo cp train_grpo.py /w",
+        "docker cp train_grpo.py c:/w",
+        "gsutil -m cp train_grpo.py gs://b",
+        "ssh host cat train_grpo.py",
+        "srun cp train_grpo.py /tmp",
+    ],
+)
+def test_a_command_that_only_names_the_file_of_the_run_is_told(command: str, beside: Path) -> None:
+    """Such scripts were refused as ones of two runs."""
+    alone = convert("python train_grpo.py\n", gpus=8, folder=beside, name="run.sh")
+    for text in (f"{command}\npython train_grpo.py\n", f"python train_grpo.py\n{command}\n"):
+        found = convert(text, gpus=8, folder=beside, name="run.sh")
+        assert found.values == alone.values
+        assert f"{command} is taken to read that file, and not to start it" in found.assumed
+    assert convert(f"{command}\n", gpus=8, folder=beside, name="run.sh").values == alone.values  # nothing else runs
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "./train_grpo.py",
+        "srun ./train_grpo.py",
+        "mpirun ./train_grpo.py",
+        "mpirun -mca btl tcp -np 2 python train_grpo.py",
+        "uv run --with trl train_grpo.py",
+        "coverage run train_grpo.py",
+        "python -m pdb train_grpo.py",
+        "python3.11 -u -m cProfile -o x train_grpo.py",
+        "python -mtorch.distributed.run train_grpo.py",
+        "torchrun train_grpo.py",
+        "ssh host python train_grpo.py",
+        "amlt x train_grpo.py --num_generations 4",
+    ],
+)
+def test_a_command_that_starts_the_file_is_another_run(command: str, beside: Path) -> None:
+    """Without a word behind them, srun and mpirun ended convert with an error of Python's."""
+    with pytest.raises(ValueError, match=r"^it starts 2 runs: leave one in the file$"):
+        convert(f"{command}\npython train_grpo.py\n", gpus=8, folder=beside, name="run.sh")
+
+
+def test_overrides_of_verl_start_its_file_behind_any_program() -> None:
+    run = "main_ppo.py algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=8"
+    with pytest.raises(ValueError, match=r"^it starts 2 runs: leave one in the file$"):
+        convert(f"amlt x verl/trainer/{run}\npython3 verl/trainer/{run}\n", gpus=8)
+
+
+def test_a_module_among_the_arguments_of_a_run_is_not_what_reads_its_file() -> None:
+    alone = convert(f"python {TRL}\n", gpus=8)
+    text = TRL.replace(".py ", ".py -m ast ")
+    assert convert(f"python {text}\n", gpus=8).values.items() >= alone.values.items()
 
 
 def test_what_a_job_of_the_hub_starts_is_named() -> None:
@@ -172,9 +243,35 @@ def test_why_another_command_is_no_run_is_told(command: str, told: str) -> None:
         ('ls && [ -f "$MODEL" ]', True),
         ("ls && test -d data && date", True),
         ("ls || date", True),
+        ("ls && { ls && date; }", False),
+        ("ls && (ls && date)", False),
+        ("{ ls || date; }", True),
+        ("ls && ( cd x; test -f y )", True),
+        ("test -f y 2>/dev/null", True),
+        ("ls | test -f y", True),
+        ("ls | tee log", False),
+        ("if [ -f y ]; then ls; fi", True),
+        ("if ls; then date; fi", False),
+        ("/usr/bin/test -f y", True),
+        ("ls || exit 1", False),
+        ("ls || { echo no; exit 1; }", False),
+        ("[ -f y ] || exit 1", True),
+        ("ls || true", False),
     ],
 )
 def test_commands_before_a_run_are_taken_to_succeed_and_tests_are_not(before: str, told: bool) -> None:
     """Three in a row were taken for a condition, though two were not."""
     found = convert(f"{before} && python {TRL}\n", gpus=8)
     assert any("behind a condition that is not known" in note for note in found.assumed) == told
+
+
+def test_a_run_for_where_a_command_fails_stands_behind_a_condition() -> None:
+    found = convert(f"ls || python {TRL}\n", gpus=8)
+    assert any("behind a condition that is not known" in note for note in found.assumed)
+    found = convert(f"ls || python {TRL.replace('1e-6', '3e-6')}\npython {TRL}\n", gpus=8)
+    assert found.values["learning_rate"] == "1e-6"
+
+
+def test_of_two_runs_on_both_sides_of_a_command_neither_is_certain() -> None:
+    found = convert(f"ls && python {TRL} || python3 {TRL.replace('1e-6', '3e-6')}\npython {TRL}\n", gpus=8)
+    assert found.values["learning_rate"] == "1e-6"

@@ -12,7 +12,8 @@ import pytest
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.launch.checks import require
 from gspo_hpc.planning import exactness
-from gspo_hpc.planning.fixes import search
+from gspo_hpc.planning.fixes import repair, search
+from gspo_hpc.planning.fixes.change import with_changes
 from gspo_hpc.planning.plan import make_plan
 from tests.unit.planning.test_planned_only import WHOLE
 
@@ -74,6 +75,17 @@ def test_no_fix_changes_the_type_for_a_card_that_takes_the_one_that_is_given() -
     found = search.find(from_dict(sections("T4", {"path": "Qwen/Qwen2.5-7B-Instruct"})))
     cards = [fix for fix in found if any(change.key == "cluster.gpu" for change in fix.changes)]
     assert cards and all(len(fix.changes) == 1 for fix in cards), [str(fix) for fix in cards]
+
+
+def test_where_other_cards_are_enough_a_nearer_repair_that_keeps_these_goes_before_them() -> None:
+    """That memory is lacking, too, shows only with a type that a T4 takes: so no layout was looked for."""
+    config = from_dict(sections("T4", {"path": "Qwen/Qwen3-4B"}, cluster={"gpus_per_node": 8}, memory={}))
+    first, *others = repair.offered(config)
+    keys = {change.key for change in first.changes}
+    assert "model.dtype" in keys and len(keys) > 2 and not any(key.startswith("cluster.") for key in keys)
+    assert make_plan(with_changes(config, first.changes)).valid
+    assert others and all(fix.distance > first.distance for fix in others)
+    assert {change.key for fix in others for change in fix.changes} == {"cluster.gpu"}
 
 
 def test_tensors_of_transformer_engine_are_not_counted() -> None:

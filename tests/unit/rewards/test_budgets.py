@@ -294,17 +294,27 @@ def test_a_pool_without_a_run_has_a_budget_of_its_own(server: tuple[str, type[Co
 def test_lines_of_another_making_do_not_count(tmp_path: Path) -> None:
     path = spending.file_of(tmp_path, 0)
     one = Spending(path, Judges())
-    assert one.ask(Amount(1, 5, 6), seconds=60.0)
+    number = one.ask(Amount(1, 5, 6), seconds=60.0)
+    assert number
     with path.open("ab") as file:
         for text in (
             "[" * 3000,
             '["asked"]',
             '["asked", "a", "x", 1, 0, 0]',
             '["answered", "b", 1, 2]',
+            '["asked", "e", -1, 1, 0, 0]',
+            '["asked", "f", 1, -1, 0, 0]',
+            '["answered", "g", 1, 1, -0.5, 1]',
+            '["answered", "h", 1, 1, "nan", 1]',
+            '["answered", "i", 1, 1, "inf", 1]',
+            f'["answered", "{number}", -7, 0, 0, 1]',
+            f'["ended", "{number}"]',
             '{"a": 1}',
             "7",
         ):
             file.write(b"\n%08x %s\n" % (zlib.crc32(text.encode()), text.encode()))
         file.write(b'\n%08x ["asked", "d", 9, 9, 0, 0]\n' % zlib.crc32(b'["asked", "d", 1, 1, 0, 0]'))  # changed
         file.write(b'\n%08x ["asked", "c", 1, 1, Infinity, 0]\n' % zlib.crc32(b'["asked", "c", 1, 1, Infinity, 0]'))
-    assert account(tmp_path).total() == Amount(1, 5, 6)
+    found = account(tmp_path)
+    assert found.total() == Amount(1, 5, 6)
+    assert spending.words(found, Judges()).endswith("12 lines of spending/ that no run writes, which are left out")

@@ -1,4 +1,4 @@
-"""Find the file of a module that a command starts by its name, as Python does behind -m."""
+"""Find what a command starts: the file of a module behind -m, or a Python file, and not one that it only reads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ _STARTERS = re.compile(r"python[\d.]*|accelerate|accelerate-launch|torchrun|deep
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Programs that are read elsewhere, and launchers, behind which the program is.
 _READ_ELSEWHERE = re.compile(r"(^|\.)(verl|recipe|swift|megatron|trl|vllm|sglang)\.|^(torch|accelerate|deepspeed)\.")
+# Modules behind `python -m` that run the file behind them, and programs that run one without python in front.
+_RUNNING = re.compile(
+    r"(torch\.(distributed|utils)|accelerate|deepspeed|coverage|debugpy|IPython)(\.|$)|"
+    r"(i?pdb|pudb|cProfile|profile|trace|runpy|memory_profiler|kernprof|viztracer|scalene|memray|pyinstrument)(\.|$)"
+)
+_RUNNERS = frozenset(
+    "srun mpirun mpiexec nice numactl taskset timeout setsid stdbuf sudo env time nohup exec sbatch uv poetry pdm rye "
+    "hatch pipenv pixi conda mamba micromamba coverage kernprof viztracer scalene memray ipython run horovodrun "
+    "hf jobs ray job submit launch modal".split()
+)
 _OVERRIDE = re.compile(r"\+{0,2}[\w.]+\.\w+=")  # of Hydra
 
 
@@ -41,3 +51,33 @@ def file_of(words: tuple[str, ...], number: int, place: Path, written: Mapping[s
     further = any(word.endswith(".py") or word in FLAGS for word in after)  # a launcher, as torch.distributed.run is
     given = {*options(after)[0]}
     return f"{path}.py" if not further and given & {*tables.load("trl").known, "config"} else None
+
+
+def only_named(words: tuple[str, ...]) -> str | None:
+    """Return the Python file that a command names, if another program reads, checks or copies it.
+
+    None if it runs: Python, or a launcher of it, stands in front, or nothing but launchers and their options do. A
+    command that gives the file arguments of a run starts it, whatever the program is called.
+    """
+    number = next((at for at, word in enumerate(words) if word.endswith(".py") and word[:1] != "-"), None)
+    if number is None or {*options(words[number + 1 :])[0]} & tables.load("trl").known:
+        return None
+    before = words[:number]
+    if any(map(_OVERRIDE.match, words[number + 1 :])):
+        return None
+    if starts(before):
+        module = _module(before)
+        return words[number] if module and not _RUNNING.match(module) else None
+    plain = [word for last, word in zip(("", *before), before, strict=False) if "-" not in (word[:1], last[:1])]
+    return words[number] if {os.path.basename(word) for word in plain} - _RUNNERS else None
+
+
+def _module(words: Sequence[str]) -> str:
+    """Return the module that python is told to run by -m, with or without a blank behind it; "" if it is told none."""
+    names = [re.fullmatch(r"python[\d.]*", os.path.basename(word)) is not None for word in words]
+    for at in range(names.index(True) + 1 if True in names else len(words), len(words)):
+        if (word := words[at]) == "-m":
+            return "".join(words[at + 1 : at + 2])
+        if word.startswith("-m"):
+            return word[2:]
+    return ""

@@ -53,7 +53,7 @@ def _value(words: Sequence[str], names: str) -> str:
     """Return the value of an option: behind it, behind a =, or right behind its letter."""
     if not names:
         return ""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], ""], strict=False):  # one blank more where there are no words
         if re.fullmatch(names, word):
             return after
         if match := re.fullmatch(rf"(?:{names})=(.+)", word) or re.fullmatch(r"(-[nNH])(\d+|\S+:\S+)", word):
