@@ -193,6 +193,9 @@ def test_a_python_file_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert graded(config, "", "6 times 7?", dict(row)) == [0.0, 0.0], "None counts nothing"
     text = Path("config.yaml").read_text()
     assert "micro_batch_size: 1 # was 8, which breaks the rule rollout_prompts_fill_micro_batches" in text
+    assert "reward_funcs=" not in text and "dataset_name=" not in text, "they are here, so nothing says that they are not"
+    code = Path("reward.py").read_text()
+    assert "if False" not in code and "if True" not in code
     done = pytest_in(Path())
     assert done.returncode == 0 and "2 skipped" in done.stdout, done.stdout
 
@@ -224,6 +227,20 @@ def test_a_script_of_ms_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     config = begun(tmp_path / "two", monkeypatch, "run.sh", script.format("a/b c/d"))
     rows = Path("train.jsonl").read_text().splitlines()
     assert config.data.train == "train.jsonl" and len(rows) >= 20, "what is not known is the project's own"
+
+
+def test_rows_that_are_at_hand_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the project is not there yet: their number and their fields were not known."""
+    rows = [json.dumps({"question": f"What is {n} + {n}?", "label": 2 * n}) for n in range(9)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    script = (
+        "NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --dataset sums.jsonl "
+        "--reward_funcs accuracy --per_device_train_batch_size 8 --num_generations 8 --steps_per_generation 8"
+    )
+    config = begun(tmp_path, monkeypatch, "run.sh", script)
+    assert (config.data.train, config.data.prompt_key) == ("../sums.jsonl", "question")
+    assert config.batch.steps_per_generation == 4, "nine prompts do not fill a rollout of sixteen"
+    assert "--reward_funcs accuracy: " in Path("config.yaml").read_text(), "it is to be filled in"
 
 
 VERL = """
