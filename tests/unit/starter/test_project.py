@@ -193,7 +193,9 @@ def test_a_python_file_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert graded(config, "", "6 times 7?", dict(row)) == [0.0, 0.0], "None counts nothing"
     text = Path("config.yaml").read_text()
     assert "micro_batch_size: 1 # was 8, which breaks the rule rollout_prompts_fill_micro_batches" in text
-    assert "reward_funcs=" not in text and "dataset_name=" not in text, "they are here, so nothing says that they are not"
+    assert "reward_funcs=" not in text and "dataset_name=" not in text, (
+        "they are here, so nothing says that they are not"
+    )
     code = Path("reward.py").read_text()
     assert "if False" not in code and "if True" not in code
     done = pytest_in(Path())
