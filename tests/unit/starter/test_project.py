@@ -65,12 +65,13 @@ def test_its_reward_is_tested(tmp_path: Path) -> None:
     assert pytest_in(tmp_path).returncode == 1, "a wrong reward is found"
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "reward.py").write_text("mine")
+@pytest.mark.parametrize("name", ["config.yaml", "reward.py", "test_reward.py", "train.jsonl"])
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / name).write_text("mine")
     assert main(["init", str(tmp_path)]) == 2
-    assert "reward.py is there already; name another folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["reward.py"]
-    assert (tmp_path / "reward.py").read_text() == "mine"
+    assert f"{name} is there already; name another folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -226,9 +227,11 @@ def test_a_script_of_ms_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("reward.py:format", 0.2),
     ]
     (tmp_path / "two").mkdir()
-    config = begun(tmp_path / "two", monkeypatch, "run.sh", script.format("a/b c/d"))
+    many = script.format("a/b c/d").replace("_size 8", "_size 32")
+    config = begun(tmp_path / "two", monkeypatch, "run.sh", f"NPROC_PER_NODE=8 {many}")
     rows = Path("train.jsonl").read_text().splitlines()
-    assert config.data.train == "train.jsonl" and len(rows) >= 20, "what is not known is the project's own"
+    assert config.data.train == "train.jsonl", "what is not known is the project's own"
+    assert len(rows) == make_plan(config).quantities["num_rollout_prompts"] > 20, "as many as a rollout takes"
 
 
 def test_rows_that_are_at_hand_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
