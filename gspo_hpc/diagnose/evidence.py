@@ -40,6 +40,11 @@ class Excerpt:
     where: str
     text: str
 
+    @property
+    def before(self) -> str:
+        """Advice to read the log before the text, as a symptom says where to look."""
+        return f"{self.where}: read the lines before the error"
+
 
 @dataclass(frozen=True)
 class AttemptEvidence:

@@ -116,9 +116,15 @@ def _text(value: Any) -> str:
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
-    """Return the names of runs, with their folders where two have the same name."""
+    """Return the names of runs; where some have the same, the ends of their paths that tell these apart."""
     names = [run.name for run in runs]
-    return [name if names.count(name) == 1 else str(run.path) for name, run in zip(names, runs, strict=True)]
+    told, folders = names, [run.path.absolute().parts for run in runs]
+    for depth in range(1, max(map(len, folders)) + 1):
+        if len(set(told)) == len(told):
+            return told
+        ends = (str(Path(*parts[-depth:])) for parts in folders)
+        told = [name if names.count(name) == 1 else end for name, end in zip(names, ends, strict=True)]
+    return [f"{place} {name}" for place, name in enumerate(told, 1)]  # one run is given twice
 
 
 def _results(runs: Sequence[RunData]) -> Iterator[Compared]:

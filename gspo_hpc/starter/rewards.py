@@ -20,8 +20,7 @@ _BATCH = '''
 def _graded(function, completion, prompt, fields):
     """Call a function of TRL, which grades a batch, with a batch of one."""
     row = {{"prompt": prompt, **fields{rows}}}
-    completion = [{{"role": "assistant", "content": completion}}] if {chat} else completion
-    given = {{name: [value] for name, value in row.items() if name not in ("prompt", "completion")}}
+{chat}    given = {{name: [value] for name, value in row.items() if name not in ("prompt", "completion")}}
     given |= {{"prompts": [row["prompt"]], "completions": [completion]}}
     taken = inspect.signature(function).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
@@ -92,6 +91,7 @@ class Rewards:
     test: str
     functions: tuple[tuple[str, float | None], ...]
     notes: tuple[str, ...]
+    unfilled: tuple[str, ...]  # functions whose code was not found
 
 
 def of_trl(names: Sequence[str], weights: Sequence[float], code: Code, source: str, prompt_key: str) -> Rewards:
@@ -107,8 +107,11 @@ def of_trl(names: Sequence[str], weights: Sequence[float], code: Code, source: s
         if given and rows is not None:
             text += f"\n\n# {source} maps its rows with it.\n_row = {code.segment(rows)}\n"
         chat = re.search(r"""\[["']content["']\]""", body) is not None
-        told = 'isinstance(row["prompt"], list)' if given and not chat else str(chat)
-        text += _BATCH.format(rows=given, chat=told)
+        sent = '[{"role": "assistant", "content": completion}]'
+        line = f"    completion = {sent}\n" if chat else ""
+        if given and not chat:
+            line = f'    if isinstance(row["prompt"], list):\n        completion = {sent}\n'
+        text += _BATCH.format(rows=given, chat=line)
     for name in names:
         if name in found:
             text += _ONE.format(name=name, source=source)
@@ -147,12 +150,12 @@ def _with(
     notes = []
     if found:
         notes.append(
-            f"reward.py has {', '.join(found)} of {source}, copied, and calls them for one completion at a time"
+            f"reward.py has {', '.join(found)} of {source}, copied; each is called for one completion at a time"
         )
     if left := [name for name in names if name not in found]:
         notes.append(f"reward.py: fill in {', '.join(map(_own_name, left))}, whose code is not in {source}")
     test = _TEST.format(fields=row and dict(row), names=list(functions))
-    return Rewards(text, test, tuple(zip(functions, weighed, strict=True)), tuple(notes))
+    return Rewards(text, test, tuple(zip(functions, weighed, strict=True)), tuple(notes), tuple(left))
 
 
 def _own_name(name: str) -> str:

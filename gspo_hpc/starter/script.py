@@ -11,8 +11,7 @@ from typing import Any
 
 from gspo_hpc.config import loader, yaml_text
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data import hub_data
-from gspo_hpc.data.counting import count_rows
+from gspo_hpc.data import counting, hub_data
 from gspo_hpc.data.files.formats import DATA_FILES
 from gspo_hpc.importers.convert import Converted
 from gspo_hpc.models import hub_cache
@@ -62,6 +61,7 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
         own_data = False
         name = _hub_name(found)
         text.put("data.train", name, "files of a dataset on the hub, where they usually are: see there")
+        text.carry("dataset_name", "dataset")
         notes.append(f"data.train is {name}, as hubs usually have it: see that the dataset {found.repo} has such files")
         if (field := code.prompt_key()) is not None:
             text.put("data.prompt_key", field, f"{source.name} makes its prompts of this field")
@@ -70,6 +70,7 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
     elif own_data:
         text.put("data.train", data, "the data of the original is not known")
         notes.append("data is that of this project, for the original's is not known")
+    notes += _prompt_key(text, folder)
     made = _rewards(converted, code, source, code.prompt_key() or "prompt")
     if made is not None:
         notes += made.notes
@@ -78,6 +79,8 @@ def completed(converted: Converted, script: str, source: Path, folder: Path, dat
             for name, weight in made.functions
         ]
         text.put("reward.functions", listed, f"those of {source.name}")
+        if not made.unfilled:
+            text.carry("reward_funcs", "reward_weights", "custom_reward_function.path", "custom_reward_function.name")
     elif not converted.config.reward.functions:
         text.put("reward.functions", [{"function": function}], "that of the original is not known")
         notes.append("reward is that of this project, for the original's is not known")
@@ -113,6 +116,16 @@ class Text:
         lines = block[1]
         new = old.sub(lambda _: f"{line}\n", lines, count=1) if old.search(lines) else f"{lines}{line}\n"
         self.text = self.text[: block.start(1)] + new + self.text[block.end(1) :]
+
+    def carry(self, *arguments: str) -> None:
+        """Take arguments out of what is not carried over, which the conversion by itself says of them."""
+        dropped = re.search(r"^#\n# Not carried over:\n((?:#   .*\n?)+)", self.text, re.MULTILINE)
+        if dropped is None:
+            return
+        names = "|".join(map(re.escape, arguments))
+        left = re.sub(rf"^#   (?:--)?(?:{names})[= ].*\n?(?:#     .*\n?)*", "", dropped[1], flags=re.MULTILINE)
+        title = "#\n# Not carried over:\n" if left else ""
+        self.text = self.text[: dropped.start()] + title + left + self.text[dropped.end() :]
 
     def config(self) -> Config:
         """Return the config that the text is."""
@@ -180,6 +193,24 @@ def _hub_name(dataset: Dataset) -> str:
     return f"{dataset.repo}:{usual}"
 
 
+def _from(folder: Path, path: str) -> str:
+    """Return a path from the project's folder as one from here; the folder need not be there yet."""
+    return os.path.normpath(folder / path)
+
+
+def _prompt_key(text: Text, folder: Path) -> list[str]:
+    """Name the field with the prompt where rows that are here have a usual one and not the one named."""
+    data = text.config().data
+    found = counting.fields(_from(folder, data.train)) if data.train is not None else None
+    if not found or counting.prompt_field(found, data.prompt_key) is not None:
+        return []
+    field = next((name for name in counting.PROMPT_FIELDS if name in found), None)
+    if field is None:
+        return []
+    text.put("data.prompt_key", field, f"rows have no {data.prompt_key}")
+    return [f"data.prompt_key is {field}; the fields of a row are {', '.join(found)}"]
+
+
 def _rewards(converted: Converted, code: Code, source: Path, prompt_key: str) -> Rewards | None:
     """Return the reward functions that a script names; None if it names none."""
     values = converted.values
@@ -227,7 +258,7 @@ def _repaired(text: Text, folder: Path) -> list[str]:
     for _ in range(_ROUNDS):
         config = text.config()
         train = config.data.train
-        rows = None if train is None else count_rows(folder / train)
+        rows = None if train is None else counting.count_rows(_from(folder, train))
         plan = make_plan(config, rows)
         fixes: Sequence[search.Fix] = search.find(config, rows, limit=1) if plan.broken else ()
         fixes = [fix for fix in fixes if all(change.key != "model.path" for change in fix.changes)]  # it asks for one

@@ -61,6 +61,8 @@ def no_answer(config: Config) -> Iterator[tuple[str, str]]:
     lacking = "the model's sizes are not known"
     if config.cluster.platform == "cpu":
         lacking = "cluster.platform is cpu, and estimates are for GPUs"
+    elif config.cluster.gpu is None and config.cluster.gpu_memory_gb is None:
+        lacking = "give cluster.gpu, such as cluster.gpu=H100, or cluster.gpu_memory_gb"
     yield "fits", f"not estimated: {lacking}"
     yield "time", "not estimated; the console shows it from the second step on, with the time that is left"
     steps = config.run.max_steps

@@ -50,7 +50,10 @@ def disk_full(run: Evidence) -> Finding | None:
         (evidence,),
         "the disk or the quota of the run directory is full (or that of /tmp or /dev/shm, if the error names it)",
         (f"checkpoint.keep={max(1, keep - 1)}", f"checkpoint.interval={2 * run.config.checkpoint.interval}"),
-        ("free some space; the same command then resumes from the newest complete checkpoint", "df -h, df -i, quota"),
+        (
+            "free some space; the same command then resumes from the newest complete checkpoint",
+            "df -h, df -i, quota: show what is full",
+        ),
         severity,
     )
 
@@ -150,7 +153,7 @@ def out_of_host_memory(run: Evidence) -> Finding | None:
             f"reward.workers={max(1, run.config.reward.workers // 2)}",
             *(["memory.offload_optimizer=false"] if run.config.memory.offload_optimizer else []),
         ),
-        (excerpt.where, "dmesg or sacct -j JOB -o State,MaxRSS shows whether it was the OOM killer"),
+        (excerpt.before, "dmesg or sacct -j JOB -o State,MaxRSS shows whether it was the OOM killer"),
         severity_of(run, attempt),
         "out_of_host_memory" if sure else "killed_rank",
     )

@@ -81,7 +81,7 @@ def out_of_gpu_memory(run: Evidence) -> Finding | None:
     if not in_engine:
         settings, estimated = lighter(run, settings, around)
     evidence = (f"attempt {attempt.number} ended {after}: {quoted(excerpt)}", *estimated)
-    return Finding(evidence, cause, tuple(settings), (excerpt.where,), severity_of(run, attempt), name)
+    return Finding(evidence, cause, tuple(settings), (excerpt.before,), severity_of(run, attempt), name)
 
 
 @symptom(
@@ -138,7 +138,7 @@ def version_mismatch(run: Evidence) -> Finding | None:
         (
             "gspo-hpc doctor CONFIG: shows what is installed, and what fits",
             "slurm.modules and slurm.container: they decide which CUDA the ranks get",
-            excerpt.where,
+            excerpt.before,
         ),
         severity_of(run, attempt),
     )
@@ -181,7 +181,7 @@ def tensor_parallel_mismatch(run: Evidence) -> Finding | None:
             *([f"rollout.tensor_parallel_size={generate // 2}"] if generate > 1 else []),
             *([f"parallel.tensor_model_parallel_size={train // 2}"] if train > 1 else []),
         ),
-        ("gspo-hpc plan CONFIG: shows which sizes divide", excerpt.where),
+        ("gspo-hpc plan CONFIG: shows which sizes divide", excerpt.before),
         severity_of(run, attempt),
     )
 

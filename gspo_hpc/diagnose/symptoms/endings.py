@@ -193,7 +193,7 @@ def restarts(run: Evidence) -> Finding | None:
         if bad
         else "preemptions, time limits, stops and planned restarts ended the earlier starts; nothing is lost",
         (f"slurm.time_minutes={2 * run.config.slurm.time_minutes}",) if kinds["time limit"] else (),
-        ("gspo-hpc logs RUN --errors", "attempts/NNNN/") if bad else (),
+        ("gspo-hpc logs RUN --errors", "attempts/NNNN/: has the logs of attempt NNNN") if bad else (),
         severity,
         "crash_loop" if loop > 1 and run.attempts[-1].failed else "restarts",
     )

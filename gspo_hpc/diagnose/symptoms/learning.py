@@ -141,7 +141,10 @@ def length_explosion(run: Evidence) -> Finding | None:
         ),
         "longer answers earn more reward, whatever they say" if paid else "the policy no longer ends its answers",
         (f"optimizer.lr={rounded(run.config.optimizer.lr / 10)}", "algorithm.kl_beta=0.001"),
-        ("reward.functions: add a term for length (a reward function is given response_length)", "samples.jsonl"),
+        (
+            "reward.functions: add a term for length (a reward function is given response_length)",
+            "samples.jsonl: read the long completions",
+        ),
         "warning" if paid else "problem",
     )
 
@@ -186,7 +189,10 @@ def reward_always_zero(run: Evidence) -> Finding | None:
         (f"the reward of every completion was 0, {span(rewards)}",),
         "the prompts are too hard for the model, or the reward function does not find the answer in the completions",
         (),
-        ("samples.jsonl: read the completions", "reward.functions", "data.train: start with easier prompts"),
+        (
+            "samples.jsonl: read the completions, and see whether the reward function finds their answers",
+            "data.train: start with easier prompts",
+        ),
     )
 
 
@@ -209,7 +215,11 @@ def reward_saturation(run: Evidence) -> Finding | None:
         (f"the mean reward is {rounded(level)} with a standard deviation of {rounded(spread)} in {span(rewards)}",),
         "the task is learned, or the reward function gives nearly all answers full marks, so advantages are noise or 0",
         (),
-        ("data.train: use harder prompts", "reward.functions: tell good answers from better ones", "samples.jsonl"),
+        (
+            "data.train: use harder prompts",
+            "reward.functions: tell good answers from better ones",
+            "samples.jsonl: read whether the best rewards are deserved",
+        ),
         "problem" if spread == 0.0 else "warning",
     )
 
@@ -237,6 +247,9 @@ def reward_function_failures(run: Evidence) -> Finding | None:
         ),
         f"a reward function raises, takes too long (reward.timeout is {rounded(timeout)} s), or returns no number",
         (f"reward.timeout={rounded(3 * timeout)}",) if late else (),
-        ("the console or the job's log names the function that failed, and why", "samples.jsonl: failure"),
+        (
+            "the console or the job's log names the function that failed, and why",
+            "samples.jsonl: the field failure of a completion has the error",
+        ),
         "problem" if share >= REWARD_FAILURES_HIGH else "warning",
     )

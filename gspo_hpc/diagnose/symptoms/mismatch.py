@@ -99,7 +99,7 @@ def mismatch(run: Evidence) -> Finding | None:
         (f"attempt {attempt.number}: {quoted(excerpt)}",),
         cause.text,
         cause.settings,
-        (excerpt.where, cause.look),
+        (excerpt.before, cause.look),
         severity_of(run, attempt),
         cause.name,
     )

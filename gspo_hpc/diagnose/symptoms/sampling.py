@@ -12,6 +12,8 @@ from gspo_hpc.system.text import rounded
 # four fifths the gradient comes from a handful of prompts.
 ZERO_VARIANCE, ZERO_VARIANCE_HIGH = 0.5, 0.8
 
+_READ = "samples.jsonl: read the completions of such groups"
+
 
 @symptom(
     "zero_variance_groups",
@@ -49,7 +51,7 @@ def zero_variance_groups(run: Evidence) -> Finding | None:
         if narrow
         else "the prompts are too easy or too hard, or the reward function gives all answers the same reward",
         (*narrow.values(), *replaced, f"batch.num_generations={2 * batch.num_generations}"),
-        ("data.train: leave out prompts that the model always or never answers correctly", "samples.jsonl"),
+        ("data.train: leave out prompts that the model always or never answers correctly", _READ),
         "problem" if share >= ZERO_VARIANCE_HIGH else "warning",
     )
 
@@ -93,6 +95,6 @@ def replaced_groups(run: Evidence) -> Finding | None:
         tuple(evidence),
         "most prompts are too easy or too hard for the model by now, so most of the generation teaches nothing",
         (f"rollout.max_num_gen_batches={2 * batches}",) if filled else (),
-        ("data.train: leave out prompts that the model always or never answers correctly", "samples.jsonl"),
+        ("data.train: leave out prompts that the model always or never answers correctly", _READ),
         "problem" if filled else "warning",
     )

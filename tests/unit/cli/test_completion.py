@@ -94,6 +94,12 @@ def test_tab_in_fish(folder: Path) -> None:
     assert any(line.split("\t")[0].rstrip("/") == "runs/first" for line in offered[3])
 
 
+def test_runs_in_other_folders_are_known_as_runs(folder: Path) -> None:
+    open_run(from_dict({"run": {"dir": str(folder / "mine" / "second")}}))
+    offered = completers.runs("mine/")
+    assert offered["mine/second"] == offered["runs/first"] == "run" and "mine/second/" not in offered
+
+
 def test_every_setting_is_offered_with_its_values() -> None:
     offered = completers.overrides("")
     assert {f"{key}=" for key in keys()} <= set(offered)

@@ -67,6 +67,10 @@ def test_the_answer_comes_first(project: Path, capsys: pytest.CaptureFixture[str
     unnamed = printed(capsys, preset, "cluster.gpu=null", "cluster.gpu_memory_gb=141")
     assert unnamed[1].startswith("  fits    ") and "Time" not in unnamed
     assert unnamed[2] == "  time    not estimated: cluster.gpu does not name the GPU"
+    no_card = printed(capsys, preset, "cluster.gpu=null")  # as converted configs begin: the model is known
+    assert no_card[1] == "  fits    not estimated: give cluster.gpu, such as cluster.gpu=H100, or cluster.gpu_memory_gb"
+    no_model = printed(capsys, preset, "model.path=acme/none")
+    assert no_model[1] == "  fits    not estimated: the model's sizes are not known"
     small = printed(capsys, preset, "cluster.gpu=A100-40GB")
     assert "broken rule" in small[0] and small[2] == "Broken rules" and not any("  fits" in line for line in small)
     words = ("cluster.platform=cpu", "cluster.gpu=null", "model.dtype=float32", "cluster.gpus_per_node=8")

@@ -206,6 +206,7 @@ def test_the_error_that_ended_a_run_is_known(make: Make, error: str, name: str, 
     symptom = symptoms[name]
     assert not setting or setting in symptom.settings, symptom.settings
     assert any(look in text for text in symptom.look), symptom.look
+    assert all(" " in text for text in symptom.look), "the name of a file alone does not say what to do with it"
 
 
 def test_memory_at_the_start_and_after_steps(make: Make) -> None:

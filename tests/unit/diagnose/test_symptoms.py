@@ -308,6 +308,7 @@ def test_each_symptom_is_found_alone(
     assert shown in " ".join(symptom.evidence), symptom.evidence
     assert any(character.isdigit() for character in " ".join(symptom.evidence)), "evidence has numbers"
     assert symptom.cause and (symptom.settings or symptom.look)
+    assert all(" " in text for text in symptom.look), "the name of a file alone does not say what to do with it"
     assert not setting or setting in symptom.settings, symptom.settings
 
 

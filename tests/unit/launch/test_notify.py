@@ -33,7 +33,7 @@ from gspo_hpc.runs.directory import RunDir
 run, end = RunDir(sys.argv[3]), sys.argv[1]
 os.dup2(os.open(run.path / "attempts/0001/rank-0.log", os.O_WRONLY | os.O_CREAT), 2)
 for step in range(1, 5):
-    empty = {"empty": 1} if end == "empty" and step > 2 else {}
+    empty = {"empty": 1} if (end == "empty" and step > 2) or (end == "half" and step % 2 == 0) else {}
     run.append_metrics({"step": step, "rollout": (step - 1) // 2, "reward": step / 4, "eval/accuracy": 0.5} | empty)
 if end == "gap":
     raise RuntimeError("GapMismatch: engine and trainer disagree on the tokens of a rollout")
@@ -103,6 +103,7 @@ def run(folder: Path, end: str, address: str | None, *overrides: str) -> subproc
         ("stops", []),
         ("gap", ["stopped: engine and trainer disagree"]),
         ("empty", ["is done", "learns nothing"]),
+        ("half", ["is done"]),  # each rollout has an update with a signal
     ],
 )
 def test_what_is_told(end: str, titles: list[str], receiver: Receiver, tmp_path: Path) -> None:
@@ -148,10 +149,12 @@ def test_only_chosen_events_and_every_third_preemption(
     made, _ = open_run(config)
     said: list[str] = []
     with Notices(config, made, said.append) as notices:
-        for _ in range(7):
+        for number in range(7):
             attempt = made.new_attempt(config)
             attempt.finish("preempted", 75)
             notices.ended("preempted", "")
+            if number == 1:
+                made.new_attempt(config).finish("time limit", 75)  # no preemption
         notices.ended("failed", "GapMismatch")
         notices.over(1)
     assert said == []

@@ -65,12 +65,13 @@ def test_its_reward_is_tested(tmp_path: Path) -> None:
     assert pytest_in(tmp_path).returncode == 1, "a wrong reward is found"
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "reward.py").write_text("mine")
+@pytest.mark.parametrize("name", ["config.yaml", "reward.py", "test_reward.py", "train.jsonl"])
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / name).write_text("mine")
     assert main(["init", str(tmp_path)]) == 2
-    assert "reward.py is there already; name another folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["reward.py"]
-    assert (tmp_path / "reward.py").read_text() == "mine"
+    assert f"{name} is there already; name another folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,11 @@ def test_a_python_file_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert graded(config, "", "6 times 7?", dict(row)) == [0.0, 0.0], "None counts nothing"
     text = Path("config.yaml").read_text()
     assert "micro_batch_size: 1 # was 8, which breaks the rule rollout_prompts_fill_micro_batches" in text
+    assert "reward_funcs=" not in text and "dataset_name=" not in text, (
+        "they are here, so nothing says that they are not"
+    )
+    code = Path("reward.py").read_text()
+    assert "if False" not in code and "if True" not in code
     done = pytest_in(Path())
     assert done.returncode == 0 and "2 skipped" in done.stdout, done.stdout
 
@@ -221,9 +227,25 @@ def test_a_script_of_ms_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("reward.py:format", 0.2),
     ]
     (tmp_path / "two").mkdir()
-    config = begun(tmp_path / "two", monkeypatch, "run.sh", script.format("a/b c/d"))
+    many = script.format("a/b c/d").replace("_size 8", "_size 32")
+    config = begun(tmp_path / "two", monkeypatch, "run.sh", f"NPROC_PER_NODE=8 {many}")
     rows = Path("train.jsonl").read_text().splitlines()
-    assert config.data.train == "train.jsonl" and len(rows) >= 20, "what is not known is the project's own"
+    assert config.data.train == "train.jsonl", "what is not known is the project's own"
+    assert len(rows) == make_plan(config).quantities["num_rollout_prompts"] > 20, "as many as a rollout takes"
+
+
+def test_rows_that_are_at_hand_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the project is not there yet: their number and their fields were not known."""
+    rows = [json.dumps({"question": f"What is {n} + {n}?", "label": 2 * n}) for n in range(9)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    script = (
+        "NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --dataset sums.jsonl "
+        "--reward_funcs accuracy --per_device_train_batch_size 8 --num_generations 8 --steps_per_generation 8"
+    )
+    config = begun(tmp_path, monkeypatch, "run.sh", script)
+    assert (config.data.train, config.data.prompt_key) == ("../sums.jsonl", "question")
+    assert config.batch.steps_per_generation == 4, "nine prompts do not fill a rollout of sixteen"
+    assert "--reward_funcs accuracy: " in Path("config.yaml").read_text(), "it is to be filled in"
 
 
 VERL = """

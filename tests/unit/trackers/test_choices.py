@@ -8,8 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from gspo_hpc.config import loader
+from gspo_hpc.runs.directory import open_run
+from gspo_hpc.system.exit_codes import DONE, FAILED, REQUEUE
 from gspo_hpc.system.redact import HIDDEN, redact
+from gspo_hpc.trackers import sync
 from gspo_hpc.trackers.services.wandb import choose_mode
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("done", DONE), ("failed", FAILED), ("refused", FAILED), ("preempted", REQUEUE)]
+)
+def test_sync_tells_how_the_newest_attempt_ended(tmp_path: Path, reason: str, code: int) -> None:
+    """A tracker shows a run that was refused as failed, and one that goes on later as neither done nor failed."""
+    config = loader.from_dict({"run": {"dir": str(tmp_path / "r")}})
+    made, _ = open_run(config)
+    made.new_attempt(config).finish("failed" if reason == "done" else "done", 0)
+    made.new_attempt(config).finish(reason, 0)
+    assert sync._exit_code(made) == code
 
 
 @pytest.mark.parametrize(

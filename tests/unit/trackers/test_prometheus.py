@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 import time
@@ -56,14 +57,19 @@ def test_whatever_is_logged_can_be_read(values: dict[str, float], name: str) -> 
 
 
 def test_one_file_is_replaced_and_stays(tmp_path: Path) -> None:
+    """A run's own files are for its user alone; node_exporter is another one."""
     sink = Prometheus(str(tmp_path), 'a "run"', "id7")
-    for step in (1, 2):
-        sink.log([Record(step, 1.7e9, STEP | {"step": step})])
+    before = os.umask(0o077)
+    try:
+        sink.log([Record(step, 1.7e9, STEP | {"step": step}) for step in (0, 1)])
+        sink.log([Record(2, 1.7e9, STEP | {"step": 2}), Record(3, 1.7e9, STEP | {"step": 3})])
+    finally:
+        os.umask(before)
     (path,) = tmp_path.iterdir()
     assert path.suffix == ".prom" and stat.S_IMODE(path.stat().st_mode) == 0o644 and str(path) in sink.place
     labels = (("run", r"a \"run\""), ("id", "id7"))
     found = parsed(path.read_text())
-    assert found["gspo_hpc_step", labels] == 2 and found["gspo_hpc_running", labels] == 1
+    assert found["gspo_hpc_step", labels] == 3 and found["gspo_hpc_running", labels] == 1
     assert found["gspo_hpc_reward", labels] == 0.5
     assert found["gspo_hpc_reward", (*labels, ("name", "exact"))] == 0.25
     assert found["gspo_hpc_seconds", (*labels, ("name", "update"))] == 4.0
@@ -71,7 +77,7 @@ def test_one_file_is_replaced_and_stays(tmp_path: Path) -> None:
     sink.close(7)
     found = parsed(path.read_text())
     assert (found["gspo_hpc_running", labels], found["gspo_hpc_exit_code", labels]) == (0, 7)
-    assert found["gspo_hpc_step", labels] == 2 and abs(found["gspo_hpc_time", labels] - time.time()) < 60
+    assert found["gspo_hpc_step", labels] == 3 and abs(found["gspo_hpc_time", labels] - time.time()) < 60
 
 
 def test_a_run_feeds_it_and_a_folder_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
