@@ -1,4 +1,4 @@
-"""Updates of a run that moved away from the policy that sampled, and what keeps them nearer to it."""
+"""Choice of the updates of a run that moved away from what sampled, and of settings that keep them nearer to it."""
 
 from __future__ import annotations
 

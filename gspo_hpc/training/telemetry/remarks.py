@@ -1,4 +1,4 @@
-"""What the console says below the row of a step: what went wrong, and what makes further steps a waste.
+"""Remarks below the rows of the console: what went wrong in a step, and what makes further steps a waste.
 
 Most of it is said once, when it happens for the first time. The thresholds are those of `gspo-hpc diagnose`, which
 names the settings that help.
