@@ -28,11 +28,27 @@ USUAL_GPUS_PER_NODE = 8
 WHOLE_FILE_BYTES = 64 << 20
 # Share of clipped ratios from which most of an update is thrown away (the console marks it, diagnose explains it).
 OVERCLIPPED = 0.5
+# Updates behind the first of their rollouts in which no ratio was clipped, after which the clip range has no effect
+# (console): four rollouts of the paper's four updates. Runs that clip anything do so in their first rollouts.
+INERT_UPDATES = 12
+# Share of groups whose completions all have the same reward: at a half, half of the generation teaches nothing.
+ZERO_VARIANCE = 0.5
 # Sampling below which the likeliest token is nearly always taken (plan warns, diagnose explains): published recipes
 # have a temperature of 0.6 or more, 0.7 of the probability or more, 20 tokens or more.
 COLD, NARROW_P, NARROW_K = 0.5, 0.5, 5
-# Share of its first entropy below which a policy has collapsed, if rewards no longer differ either.
+# Share of its first entropy below which a policy has collapsed: what a policy gains goes with the entropy that it
+# spends (arXiv 2505.22617: 76 % of the gain with 73 % of the entropy), so hardly anything is left to gain.
 COLLAPSED = 0.05
+# Divergence from the reference model, in nats a token, above which a policy runs away. Published targets are 6 and 10
+# nats for 24 tokens (arXiv 1909.08593), so 0.4 a token at most; at 1 the policy's tokens are e times as likely as
+# the reference has them, on average.
+RUNAWAY_KL = 1.0
+# The same from the policy that sampled, within a rollout, above which updates are too large: Spinning Up's PPO stops
+# its updates at 0.01 to 0.05, and modular_rl's aims at 0.01.
+LARGE_UPDATE = 0.05
+# Effective sample size of tokens weighted by the ratio of trainer and engine, as a share, below which the estimate is
+# made by few of them: particle filters draw again at a half (Liu and Chen 1995), where the weights' deviation is 1.
+FEW_EFFECTIVE = 0.5
 # Divergence from a teacher, in nats a token: a policy that is twice as far as at first moves away from it (the console
 # says so, diagnose explains it), unless both are as near as this, where the estimate is mostly noise.
 LOST_TEACHER, NEAR_TEACHER = 2.0, 0.01

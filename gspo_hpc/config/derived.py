@@ -79,6 +79,11 @@ def old_logprobs_are_the_engines(config: Config) -> bool:
     return older_weights_sample(config) or config.algorithm.correction == "bypass"
 
 
+def ratios_are_bounded(config: Config) -> bool:
+    """Return True if the clip range stops ratios: a gate has none, and bounded weights are to be reached seldom."""
+    return config.algorithm.trust_region in ("clip", "geometric")
+
+
 def every_ratio_is_one(config: Config) -> bool:
     """Return True if the weights that sampled make the only update of a rollout, and the old log-probs are theirs."""
     return updates_per_rollout(config.batch) == 1 and not old_logprobs_are_the_engines(config)

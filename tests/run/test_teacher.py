@@ -1,8 +1,9 @@
 """A run that a teacher alone teaches: nothing is graded; killed, refused beside other weights, and resumed.
 
-It costs four starts of two ranks, three of them with an engine: three minutes beside three busy processes. It would
-catch a divergence that is not learnt from, a teacher that a resume reads otherwise or that changes, and a place in the
-loop, in the pool of reward functions or in the records that needs a reward.
+The teacher has a layout of its own, tensor-parallel over the two ranks that train data-parallel. It costs four starts
+of two ranks, three of them with an engine: three minutes beside three busy processes. It would catch a divergence that
+is not learnt from, a teacher that a resume reads otherwise, in other groups or that changes, and a place in the loop,
+in the pool of reward functions or in the records that needs a reward.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TAUGHT = (
     "data.eval=null",
     "reward.functions=[]",
     "algorithm.kl_beta=1.0",
+    "parallel.teacher_tensor_model_parallel_size=2",
 )
 
 

@@ -162,8 +162,11 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any]]] = {
 BY_A_CONSTANT = ("cispo", "dppo")  # their values here have log r where verl's have log pi
 
 
-def ours_loss(data: Arrays, name: str = "gspo") -> Run:
-    """gspo_hpc, on packed tokens."""
+def packed_loss(data: Arrays, settings: Mapping[str, Any]) -> Run:
+    """gspo_hpc's loss of an algorithm with these settings on packed tokens, and its gradient in the log-probs.
+
+    `reference` [T] in the data are the log-probs of the KL term, if there is one.
+    """
     import torch
 
     from gspo_hpc.algorithms.loss import policy_loss
@@ -188,19 +191,25 @@ def ours_loss(data: Arrays, name: str = "gspo") -> Run:
         advantages=torch.from_numpy(data["advantages"]),
         rollout_logprobs=torch.from_numpy(data["rollout"]),
         old_logprobs=torch.from_numpy(data["old"]),
-        reference_logprobs=None,
+        reference_logprobs=torch.from_numpy(data["reference"]) if "reference" in data else None,
         keys=tuple((row, 0) for row in range(count)),
     )
-    objective = resolve(from_dict({"algorithm": OBJECTIVES[name][0]}).algorithm)
+    objective = resolve(from_dict({"algorithm": dict(settings)}).algorithm)
     denominator = float(objective.denominator(BatchSize(count, total, count, int(data["padded"]))))
 
     def run() -> Mapping[str, Any]:
         logprobs.grad = None
         loss = policy_loss(logprobs, batch, objective, denominator=denominator).loss
         loss.backward()
-        return ({} if name in BY_A_CONSTANT else {"loss": loss.detach()}) | {"grad": logprobs.grad}
+        return {"loss": loss.detach(), "grad": logprobs.grad}
 
     return run
+
+
+def ours_loss(data: Arrays, name: str = "gspo") -> Run:
+    """gspo_hpc, on packed tokens."""
+    run = packed_loss(data, OBJECTIVES[name][0])
+    return lambda: {key: value for key, value in run().items() if key == "grad" or name not in BY_A_CONSTANT}
 
 
 def verl_loss(data: Arrays, name: str = "gspo") -> Run:

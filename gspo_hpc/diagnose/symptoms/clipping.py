@@ -11,12 +11,13 @@ from gspo_hpc.config.derived import (
     every_ratio_is_one,
     old_logprobs_are_the_engines,
     older_weights_sample,
+    ratios_are_bounded,
     rewards_count,
     updates_per_rollout,
 )
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, Point, mean, percent, span, steps_of
 from gspo_hpc.diagnose.registry import Finding, symptom
-from gspo_hpc.runs.reader import value
+from gspo_hpc.diagnose.updates import later_updates, newer
 from gspo_hpc.system.text import rounded
 
 # Published GSPO runs clip about 0.15 of their ratios. Above nine tenths an update hardly has a gradient.
@@ -47,7 +48,9 @@ def clipping_never_active(run: Evidence) -> Finding | None:
             ("batch.steps_per_generation=4",),
             severity="note",
         )
-    later = _later_updates(run)
+    if not ratios_are_bounded(run.config):
+        return None
+    later = later_updates(run)
     clipped, moved = run.points("clip_fraction", later), run.points("ratio_deviation_max", later)
     if len(clipped) < ENOUGH or not moved or any(n > 0.0 for _, n in clipped):
         return None
@@ -70,7 +73,7 @@ def clipping_never_active(run: Evidence) -> Finding | None:
 )
 def overclipping(run: Evidence) -> Finding | None:
     """Find updates that are mostly thrown away because the policy left the clip range in the updates before."""
-    later = _later_updates(run)
+    later = later_updates(run)
     clipped = run.points("clip_fraction", later)
     if len(clipped) < ENOUGH or (share := mean(clipped)) < OVERCLIPPED:
         return None
@@ -90,7 +93,7 @@ def overclipping(run: Evidence) -> Finding | None:
     settings += _fewer_updates(run, later)
     if updates_per_rollout(config.batch) > 1 or older_weights_sample(config):  # else no update made the distance
         settings.append(f"optimizer.lr={config.optimizer.lr / wider:.2g}")
-    settings += _newer(run)
+    settings += newer(run)
     if old_logprobs_are_the_engines(config):
         cause = "the policy that is updated is far from what sampled: from older weights, or from the engine's numbers"
     else:
@@ -150,24 +153,5 @@ def _fewer_updates(run: Evidence, later: list[Mapping[str, Any]]) -> list[str]:
     return [" ".join(settings)] if settings else []
 
 
-def _later_updates(run: Evidence) -> list[Mapping[str, Any]]:
-    """Return the recent steps whose policy was not the one that sampled: only there can a ratio be clipped.
-
-    The first update of a rollout is one of them where ratios are to the engine's log-probs.
-    """
-    without = (None,) if old_logprobs_are_the_engines(run.config) else (None, 0.0)
-    return [r for r in run.recent if value(r, "update") not in without and not r.get("empty")]
-
-
 def _which(run: Evidence) -> str:
     return "" if old_logprobs_are_the_engines(run.config) else " in the later updates of rollouts"
-
-
-def _newer(run: Evidence) -> list[str]:
-    """Return the settings by which the weights that sample are nearer to those that are updated."""
-    rollout, settings = run.config.rollout, list[str]()
-    if rollout.max_staleness > 0:
-        settings.append(f"rollout.max_staleness={rollout.max_staleness - 1}")
-    if rollout.unfinished == "continue":
-        settings.append("rollout.unfinished=wait")
-    return settings

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from gspo_hpc.config.constants import COLD, NARROW_K, NARROW_P
+from gspo_hpc.config.constants import COLD, NARROW_K, NARROW_P, ZERO_VARIANCE
 from gspo_hpc.config.schema import Rollout
 from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, mean, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.system.text import rounded
 
-# A group whose completions all have the same reward teaches nothing. At a half, half of the generation is wasted; above
-# four fifths the gradient comes from a handful of prompts.
-ZERO_VARIANCE, ZERO_VARIANCE_HIGH = 0.5, 0.8
+# Above four fifths of groups without signal the gradient comes from a handful of prompts.
+ZERO_VARIANCE_HIGH = 0.8
 
 _READ = "samples.jsonl: read the completions of such groups"
 

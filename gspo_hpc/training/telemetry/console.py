@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from gspo_hpc.config.constants import COLLAPSED, LOST_TEACHER, NEAR_TEACHER, OVERCLIPPED
 from gspo_hpc.config.derived import rewards_count
 from gspo_hpc.config.schema import Config
 from gspo_hpc.runs import console_columns
 from gspo_hpc.runs.console_columns import Column
 from gspo_hpc.system.terminal import pasteable
-from gspo_hpc.system.text import duration, rounded
+from gspo_hpc.system.text import duration
 from gspo_hpc.training.telemetry.lenient_stream import LenientStream
 from gspo_hpc.training.telemetry.numbers import count, fixed, number, short
+from gspo_hpc.training.telemetry.remarks import Remarks, is_overclipped
 
 PLAIN_WIDTH = 110  # columns of a row where there is no terminal to ask
 ROWS_PER_HEADER = 20
@@ -44,7 +44,7 @@ class Console:
     `stream` is where to write; `total_steps` is the step the run ends at (0: unknown). `plain` None means: plain unless
     `stream` is a terminal that understands cursor movement. `kept` gets every line, too, without colour and bars: what
     ``gspo-hpc logs`` shows later. `columns` are those of the table (console_columns.of_run), which a run with a teacher
-    has others of.
+    has others of. `remarks` say what is wrong below a row; those of the run's config know more.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Console:
         plain: bool | None = None,
         kept: TextIO | None = None,
         columns: Sequence[Column] = console_columns.of_run(teacher=False, rewards=True),
+        remarks: Remarks | None = None,
     ) -> None:
         self.stream = LenientStream(stream)
         self._kept = None if kept is None else LenientStream(kept)
@@ -64,18 +65,14 @@ class Console:
         self._rows = 0
         self._titles: tuple[str, ...] = ()
         self._rollouts: dict[int, list[float]] = {}  # seconds of the steps of the latest rollouts
-        self._restarts = 0.0
-        self._first_entropy: float | None = None
-        self._taught = any(column.title == "teacher" for column in columns)
-        self._first_divergence: float | None = None  # from the teacher
-        self._told: set[str] = set()  # what is explained once; after that the mark in its column is enough
+        self._remarks = remarks or Remarks()
         self._rich = None if self.plain else _terminal(self.stream)
 
     @classmethod
     def of(cls, config: Config, stream: TextIO, kept: TextIO | None) -> Console:
         """Return the console of a run by its config."""
         columns = console_columns.of_run(teacher=config.algorithm.has_teacher, rewards=bool(rewards_count(config)))
-        return cls(stream, config.run.max_steps or 0, kept=kept, columns=columns)
+        return cls(stream, config.run.max_steps or 0, kept=kept, columns=columns, remarks=Remarks(config))
 
     @property
     def width(self) -> int:
@@ -116,7 +113,7 @@ class Console:
         bad["teacher"] = cells["teacher"] == "-"
         row = [(f"{cells[column.title]:>{column.width}}", "red" * bad.get(column.title, False)) for column in columns]
         self._print_row(row)
-        if remark := self._remark(record):
+        if remark := self._remarks.of(record):
             self._print(f"{'':>{self._columns[0].width}}  ^ {remark}", "yellow")
 
     @contextmanager
@@ -185,7 +182,7 @@ class Console:
             "reward": fixed(number(record, "reward"), 3) + "!" * bool(record.get("empty")),
             "teacher": short(number(record, "reference_kl")),
             "length": fixed(number(record, "response_length"), 1),
-            "clip": fixed(clipped, 2, 5) + ("!" if _overclipped(clipped) else ""),
+            "clip": fixed(clipped, 2, 5) + ("!" if is_overclipped(clipped) else ""),
             "gap": short(number(record, "logprob_gap_max")),
             "grad": short(number(record, "grad_norm")),
             "entropy": fixed(number(record, "entropy"), 3),
@@ -216,57 +213,6 @@ class Console:
             return "-"
         means = [statistics.fmean(seconds) for seconds in self._rollouts.values()]
         return duration(statistics.median(means[:-1] or means) * max(0, self.total_steps - step))
-
-    def _remark(self, record: Mapping[str, Any]) -> str:
-        remarks = []
-        if record.get("skipped"):
-            remarks.append("the gradient was not finite, so the step was skipped")
-        if failures := record.get("failures"):
-            remarks.append(f"a reward function failed for {failures} completion{'s' if failures != 1 else ''}")
-        if record.get("empty") and self._tell("no signal"):
-            remarks.append(
-                "in every group of this update all completions had the same reward (marked !), so nothing was learnt"
-            )
-        clipped = number(record, "clip_fraction")
-        if _overclipped(clipped) and self._tell("overclipping"):
-            remarks.append(f"{clipped:.0%} of the ratios were clipped (marked !), so most of this update is lost")
-        remarks += self._collapse(record)
-        remarks += self._away(record)
-        restarts = number(record, "engine_restarts") or 0.0
-        if restarts > self._restarts:
-            remarks.append("an engine died and was restarted")
-        self._restarts = restarts
-        return "; ".join(remarks)
-
-    def _collapse(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Yield once that the policy has collapsed: hardly any entropy is left of what there was at first."""
-        entropy = number(record, "entropy")
-        if entropy is None:
-            return
-        if self._first_entropy is None:
-            self._first_entropy = entropy
-        equal = "reward_std" in record and (record["reward_std"] or 0.0) == 0.0
-        if entropy < COLLAPSED * self._first_entropy and equal:
-            if self._tell("collapse"):
-                fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(entropy)} nats"
-                yield f"{fell} and all rewards are equal: the policy has collapsed, or the task is learned"
-
-    def _away(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Yield once that the policy is much farther from its teacher than it was at first."""
-        divergence = number(record, "reference_kl") if self._taught else None
-        if divergence is None:
-            return
-        if self._first_divergence is None:
-            self._first_divergence = divergence
-        first = self._first_divergence
-        if divergence > max(LOST_TEACHER * first, NEAR_TEACHER) and self._tell("away"):
-            yield f"the divergence from the teacher was {short(first)} at first: the policy moves away from it"
-
-    def _tell(self, what: str) -> bool:
-        """Return whether this is said for the first time."""
-        new = what not in self._told
-        self._told.add(what)
-        return new
 
 
 class _PlainBar:
@@ -302,10 +248,6 @@ class _RichBar:
         self.tokens += tokens
         rate = self.tokens / max(1e-3, time.monotonic() - self.started)
         self.progress.update(self.task, advance=n, rate=f"{count(rate)} tok/s")
-
-
-def _overclipped(fraction: float | None) -> bool:
-    return fraction is not None and fraction >= OVERCLIPPED
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -93,11 +93,11 @@ def test_the_example_of_a_new_symptom(project: Path, tmp_path: Path) -> None:
         shutil.copytree(project / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
     folder, docs = tmp_path / "copy" / "gspo_hpc" / "diagnose" / "symptoms", tmp_path / "copy" / "docs" / "diagnose.md"
     before = {path: path.read_bytes() for path in (tmp_path / "copy" / "gspo_hpc").rglob("*.py")}
-    (folder / "entropy.py").write_text(code)
+    (folder / "shrunk.py").write_text(code)
 
     run, _ = open_run(loader.from_dict(CONFIG | {"run": {"max_steps": 100, "dir": str(tmp_path / "run")}}))
     for step in range(1, 13):
-        run.append_metrics(healthy(step, entropy=0.01))
+        run.append_metrics(healthy(step, response_length=2.5))
 
     def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(tmp_path / "copy"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -107,14 +107,14 @@ def test_the_example_of_a_new_symptom(project: Path, tmp_path: Path) -> None:
     done = command("-m", "gspo_hpc", "diagnose", run.path, "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["symptoms"]
-    assert (found["name"], found["severity"]) == ("entropy_collapse", "warning")
-    assert found["evidence"] == ["the entropy is 0.01 nats per token in steps 1 to 12"]
+    assert (found["name"], found["severity"]) == ("shrunk_completions", "warning")
+    assert found["evidence"] == ["a completion has 2.5 tokens on average in steps 1 to 12"]
     assert found["settings"] == ["algorithm.kl_beta=0.001"]
     page = command("-m", "gspo_hpc", "diagnose", run.path).stdout
-    assert "warning  entropy_collapse" in page and "0.01 nats per token" in page
+    assert "warning  shrunk_completions" in page and "2.5 tokens on average" in page
     assert command(tmp_path / "copy" / "tools" / "make_symptoms.py", "--check").returncode == 1
     assert command(tmp_path / "copy" / "tools" / "make_symptoms.py").returncode == 0
-    assert "| `entropy_collapse` | warning | the entropy of the policy is below" in docs.read_text()
+    assert "| `shrunk_completions` | warning | a completion has fewer than 4 tokens" in docs.read_text()
     assert all(path.read_bytes() == content for path, content in before.items())
 
 

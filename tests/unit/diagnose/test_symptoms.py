@@ -183,6 +183,41 @@ CASES: list[tuple[str, str, Callable[[int], dict[str, Any]], str, str]] = [
         "optimizer.lr=2.7e-08",
     ),
     (
+        "entropy_collapse",
+        "warning",
+        lambda s: {"entropy": 0.8 * 0.85**s, "reward": 0.5 - 0.005 * s},
+        "nats a token in steps 1 to 10 and is 0.00278 in steps 31 to 40; reward went from 0.472 to 0.322",
+        "algorithm.entropy_coef=0.001",
+    ),
+    (
+        "entropy_collapse",
+        "note",
+        lambda s: {"entropy": 0.8 * 0.85**s},
+        "0.364 nats a token in steps 1 to 10",
+        "optimizer.lr=3.33e-07",
+    ),
+    (
+        "large_updates",
+        "warning",
+        lambda s: {"approx_kl": 0.08 if s % 4 != 1 else 0.0},
+        "made 0.08 nats a token away from the policy that sampled it, steps 22 to 40",
+        "batch.steps_per_generation=2",
+    ),
+    (
+        "weight_variance",
+        "warning",
+        lambda s: {"logprob_gap_effective": 0.3, "logprob_gap_outside": 0.2},
+        "count as 30 % of them, steps 21 to 40, and 20 % of the tokens",
+        "algorithm.correction=truncated",
+    ),
+    (
+        "weight_variance",
+        "problem",
+        lambda s: {"logprob_gap_effective": 0.05},
+        "count as 5.0 % of them",
+        "rollout.dtype=float32 model.dtype=float32",
+    ),
+    (
         "length_explosion",
         "problem",
         lambda s: {"response_length": 100.0 + 20 * s, "reward": 0.5 - 0.005 * s},
@@ -499,6 +534,61 @@ def test_a_policy_that_comes_no_nearer_to_its_teacher(
     near = evidence(lambda s: {"reference_kl": 0.001 if s <= 20 else 0.005}, **sections)
     assert "away_from_teacher" not in names(near), "so near, it is noise"
     assert "away_from_teacher" not in names(replace(run, config=config(algorithm={"kl_beta": 0.1})))
+
+
+@pytest.mark.parametrize(
+    ("late", "reward", "severity"),
+    [(0.9, 0.003, None), (1.1, 0.003, "warning"), (1.1, -0.003, "problem"), (0.4, -0.003, None)],
+)
+def test_a_policy_that_runs_away_from_the_reference(late: float, reward: float, severity: str | None) -> None:
+    def change(step: int) -> dict[str, Any]:
+        return {"reference_kl": 0.02 if step <= 20 else late, "reward": 0.5 + reward * step}
+
+    run = evidence(change, algorithm={"kl_beta": 0.001}, optimizer={"lr": 1e-6})
+    found = [one for one in find(run) if one.name == "runaway_kl"]
+    assert [one.severity for one in found] == [severity] * (severity is not None)
+    for one in found:
+        assert "was 0.02 nats a token in steps 1 to 10 and is 1.1 in steps 31 to 40; reward went" in one.evidence[0]
+        assert one.settings == ("algorithm.kl_beta=0.003", "optimizer.lr=3.33e-07")
+    nearer = evidence(lambda s: {"reference_kl": 3.0 - 0.01 * s}, algorithm={"kl_beta": 0.001})
+    assert "runaway_kl" not in names(nearer), "it comes nearer, as where the reference is another model"
+    taught = {"teacher": "models/big", "kl_beta": 0.1}
+    assert "runaway_kl" not in names(replace(run, config=config(algorithm=taught))), "away_from_teacher says it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        ("truncated", "algorithm.correction_high=6"),
+        ("masked", "algorithm.correction_low=0.167 algorithm.correction_high=15"),
+        ("rejection", "algorithm.correction_low=0.97 algorithm.correction_high=1.03"),
+    ],
+)
+def test_a_correction_that_drops_most_of_a_rollout(kind: str, setting: str) -> None:
+    def run(share: float) -> Evidence:
+        dtypes = {"model": {"dtype": "float32"}, "rollout": {"dtype": "bfloat16"}}
+        return evidence(lambda s: {"correction_fraction": share}, algorithm={"correction": kind}, **dtypes)
+
+    assert "overcorrection" not in names(run(0.49))
+    for share, severity in ((0.5, "warning"), (0.95, "problem")):
+        symptom = only(run(share))
+        assert (symptom.name, symptom.severity) == ("overcorrection", severity)
+        assert symptom.settings == (setting, "rollout.dtype=float32")
+        assert f"{100 * share:.0f} % of the terms were bounded or dropped, steps 21 to 40" in symptom.evidence[0]
+
+
+def test_a_trust_region_without_a_range_is_never_inert() -> None:
+    """A gate has no bounds, and bounded weights are to be reached seldom: no alarm of those."""
+    inert = lambda s: {"clip_fraction": 0.0, "ratio_deviation_max": 0.1}  # noqa: E731
+    for name, found in (("grpo", True), ("gmpo", True), ("sapo", False), ("cispo", False), ("dppo", False)):
+        assert ("clipping_never_active" in names(evidence(inert, algorithm={"name": name}))) == found, name
+
+
+def test_older_weights_that_make_weights_vary_are_named() -> None:
+    late = {"mode": "server", "max_staleness": 2}
+    run = evidence(lambda s: {"logprob_gap_effective": 0.3}, rollout=late, algorithm={"correction": "masked"})
+    assert only(run).settings[0] == "rollout.max_staleness=1"
+    assert not any("correction" in one for one in only(run).settings), "there is one already"
 
 
 def test_one_update_a_rollout_is_a_note() -> None:

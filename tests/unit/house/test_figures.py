@@ -19,7 +19,7 @@ from gspo_hpc.cli.commands.runs import status
 from gspo_hpc.cli.pages import ranks, render
 from gspo_hpc.config import constants
 from gspo_hpc.diagnose import evidence
-from gspo_hpc.diagnose.symptoms import balance, learning, sampling, speed
+from gspo_hpc.diagnose.symptoms import balance, learning, speed
 from gspo_hpc.doctor import examine, inputs, nodes
 from gspo_hpc.launch import watch
 from gspo_hpc.launch.slurm import commands, supervisor, unhold
@@ -31,7 +31,7 @@ from tests import pages
 from tests.unit.house import test_layers
 
 WORDS = "a two three four five six seven eight nine ten".split()
-PARTS = {"twice": 2.0, "half": 0.5, "quarter": 0.25, "tenth": 0.1}
+PARTS = {"twice": 2.0, "half": 0.5, "quarter": 0.25, "tenth": 0.1, "twentieth": 0.05}
 DATED = re.compile(r"`python (?:tools/|-m )[^`]+`, 20\d\d-\d\d-\d\d")
 
 
@@ -220,8 +220,17 @@ FIGURES: list[tuple[str, str, Callable[[], tuple[float, ...]]]] = [
         lambda: (learning.LENGTH_GROWTH, learning.LENGTH_OF_LIMIT),
     ),
     ("docs/diagnose.md", r"a (\w+) of the completions or more is cut off", lambda: (learning.TRUNCATED,)),
-    ("docs/diagnose.md", r"in (\w+) of the groups or more", lambda: (sampling.ZERO_VARIANCE,)),
+    ("docs/diagnose.md", r"in (\w+) of the groups or more", lambda: (constants.ZERO_VARIANCE,)),
     ("docs/diagnose.md", r"(\w+) of the ratios or more are clipped", lambda: (constants.OVERCLIPPED,)),
+    ("docs/diagnose.md", r"more than (\d+) nat a token from the reference", lambda: (constants.RUNAWAY_KL,)),
+    ("docs/diagnose.md", r"more than ([\d.]+) nats a token away from", lambda: (constants.LARGE_UPDATE,)),
+    ("docs/diagnose.md", r"count as (\w+) of them or fewer", lambda: (constants.FEW_EFFECTIVE,)),
+    ("docs/diagnose.md", r"(\w+) of the terms or more are bounded or dropped", lambda: (constants.OVERCLIPPED,)),
+    ("docs/diagnose.md", r"is a (\w+) of what it was at first, or less", lambda: (constants.COLLAPSED,)),
+    ("docs/diagnose.md", r"no ratio was clipped in (\d+) updates", lambda: (constants.INERT_UPDATES,)),
+    ("docs/diagnose.md", r"at (\d+) nat a token from the reference model", lambda: (constants.RUNAWAY_KL,)),
+    ("docs/diagnose.md", r"at ([\d.]+) nats a token from the policy", lambda: (constants.LARGE_UPDATE,)),
+    ("docs/diagnose.md", r"when a (\w+) of the first entropy is left", lambda: (constants.COLLAPSED,)),
     ("docs/diagnose.md", r"no step for (\w+) times as long", lambda: (speed.NO_PROGRESS,)),
     (
         "docs/diagnose.md",

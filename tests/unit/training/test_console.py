@@ -350,11 +350,81 @@ def test_an_update_without_signal_is_said_once_and_marked() -> None:
 def test_a_collapse_is_said_once() -> None:
     stream, console = plain()
     console.step(record(1, reward_std=0.3))
-    console.step(record(2, entropy=0.01, reward_std=0.3))  # sure of itself, and still told good from bad
+    for step in (2, 3):
+        console.step(record(step, entropy=0.01, reward_std=0.3))  # sure of itself, and still told good from bad
     assert "collapsed" not in stream.getvalue()
+    assert stream.getvalue().count("from 0.75 to 0.01 nats: the policy hardly explores any more") == 1
     for step in (3, 4):
         console.step(record(step, entropy=0.01, reward_std=0.0))
     assert stream.getvalue().count("the entropy fell from 0.75 to 0.01 nats and all rewards are equal") == 1
+
+
+def remarks(records: list[dict[str, Any]], **sections: dict[str, Any]) -> list[str]:
+    """What is said below the rows of a run with this config, each with the number of its row."""
+    batch = {"global_batch_size": 64, "num_generations": 8, "steps_per_generation": 4}
+    stream = io.StringIO()
+    console = Console.of(loader.from_dict({"batch": batch} | sections), stream, None)
+    said, rows = [], 0
+    for one in records:
+        before = len(stream.getvalue().splitlines())
+        console.step(one)
+        rows += 1
+        said += [f"{rows} {line.strip()}" for line in stream.getvalue().splitlines()[before:] if "^" in line]
+    return said
+
+
+def test_a_clip_range_without_effect_is_said_once() -> None:
+    def run(clipped: float, **algorithm: Any) -> list[str]:
+        """Twenty updates, the last of which clips so much."""
+        rows = [
+            record(s, update=(s - 1) % 4, clip_fraction=clipped * (s == 20), ratio_deviation_max=1e-4 * ((s - 1) % 4))
+            for s in range(1, 21)
+        ]
+        return remarks(rows, algorithm=algorithm)
+
+    said = run(0.0)
+    assert said == [
+        "16 ^ no ratio was clipped in 12 updates: the largest |ratio - 1| was 0.0003, the range is -0.0003 to +0.0004, "
+        "and has no effect"
+    ], "of the first updates of rollouts none can be"
+    assert run(0.2) == said, "a range that has an effect later is no reason to wait"
+    assert run(0.0, name="sapo") == [], "a gate has no range"
+    early = [record(s, update=s % 4, clip_fraction=0.1 * (s == 1), ratio_deviation_max=1e-4) for s in range(1, 40)]
+    assert remarks(early) == []
+
+
+def test_groups_that_teach_nothing_are_said_once() -> None:
+    def run(*equal: int) -> list[str]:
+        return remarks([record(s, zero_variance_groups=n) for s, n in enumerate(equal, 1)])
+
+    assert run(1, 7, 3, 3, 2) == [], "one update alone says little"
+    assert run(1, 5, 5, 5, 6, 6) == [
+        "4 ^ in 50% of the groups of the last 4 updates all completions had the same reward, so they teach nothing"
+    ]
+    taught = {"teacher": "big", "kl_beta": 1.0}
+    rows = [record(s, zero_variance_groups=8) for s in range(1, 9)]
+    assert remarks(rows, algorithm=taught, reward={"functions": [{"function": "number_match", "weight": 0}]}) == []
+
+
+def test_a_policy_that_runs_away_is_said_once() -> None:
+    rows = [record(s, reference_kl=kl) for s, kl in enumerate((0.02, 0.9, 1.3, 1.5), 1)]
+    assert remarks(rows, algorithm={"kl_beta": 0.001}) == [
+        "3 ^ the policy is 1.3 nats a token from the reference model (0.02 at first): it runs away"
+    ]
+    rows = [record(s, reference_kl=kl) for s, kl in enumerate((3.0, 2.5, 2.9), 1)]
+    assert remarks(rows, algorithm={"kl_beta": 0.001}) == [], "no farther than at first"
+    rows = [record(s, approx_kl=kl) for s, kl in enumerate((0.0, 0.05, 0.06, 0.2), 1)]
+    (said,) = remarks(rows)
+    assert said.startswith("3 ^ this update was made 0.06 nats a token away from the policy that sampled")
+
+
+def test_weights_that_leave_few_samples_are_said_once() -> None:
+    rows = [record(s, logprob_gap_effective=share) for s, share in enumerate((1.0, 0.5, 0.31, 0.2), 1)]
+    assert remarks(rows) == [
+        "3 ^ trainer and engine differ so much that the tokens count as 31% of them (logprob_gap_effective)"
+    ]
+    rows = [record(s, correction_fraction=share) for s, share in enumerate((0.1, 0.6, 0.7), 1)]
+    assert remarks(rows) == ["2 ^ the correction of the gap bounded or dropped 60% of the terms"]
 
 
 @pytest.mark.parametrize("weight", [0, 1])
