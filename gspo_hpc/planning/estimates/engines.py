@@ -7,6 +7,7 @@ and what a step costs however small it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from statistics import NormalDist
 
@@ -90,6 +91,13 @@ def steps(config: Config, given: Work, cache_tokens: float) -> float:
 
 def _sampling(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
     """Return the seconds of the engines' steps. Replies of an environment cost none: they are read at once."""
+    return sum(seconds for seconds, _, _ in _course(model, config, device, given, cache_tokens))
+
+
+def _course(
+    model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float
+) -> Iterator[tuple[float, float, float]]:
+    """Yield the parts of generation: seconds, sequences of an engine, and the tokens that each has on average."""
     rollout = config.rollout
     drawn = 1.0 if rollout.unfinished == "wait" else rollout.oversampling_factor
     each = drawn * given.completions / count(config)
@@ -97,21 +105,36 @@ def _sampling(model: Sizes, config: Config, device: Device, given: Work, cache_t
     if rollout.unfinished == "continue":
         mean = given.response_tokens
         tokens = given.sampled * each / drawn * mean
-        return tokens / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
+        yield tokens / at_once * step_seconds(model, config, device, at_once, mean / 2, given), at_once, mean / 2
+        return
     ends = lengths(given)
     last_group = drawn ** (-1.0 / given.completions_per_prompt)  # share of the completions that have ended by then
     # While others wait, every sequence that ends makes room for one more.
     mean = sum(ends) / len(ends)
-    seconds = (each - at_once) * mean / at_once * step_seconds(model, config, device, at_once, mean / 2, given)
+    full = given.sampled * (each - at_once) * mean / at_once
+    yield full * step_seconds(model, config, device, at_once, mean / 2, given), at_once, mean / 2
     begin = 0.0
     for number, end in enumerate(ends):
         if rollout.unfinished == "drop" and number >= last_group * len(ends):
-            return given.sampled * seconds
-        alive = at_once * (len(ends) - number) / len(ends)
-        seconds += (end - begin) * step_seconds(model, config, device, max(1.0, alive), (begin + end) / 2, given)
+            return
+        alive, middle = max(1.0, at_once * (len(ends) - number) / len(ends)), (begin + end) / 2
+        yield given.sampled * (end - begin) * step_seconds(model, config, device, alive, middle, given), alive, middle
         begin = end
     last = longest_of(given) - begin  # of all engines, the one that has the longest
-    return given.sampled * (seconds + last * step_seconds(model, config, device, 1.0, begin, given))
+    yield given.sampled * last * step_seconds(model, config, device, 1.0, begin, given), 1.0, begin
+
+
+def read_again(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float, after: float) -> float:
+    """Return the seconds in which engines read again what is unfinished `after` so many seconds of generation.
+
+    They have dropped all keys and values: of prompts, which a group shares, and of what they have sampled.
+    """
+    for seconds, alive, tokens in _course(model, config, device, given, cache_tokens):
+        after -= seconds
+        if after < 0:
+            read = alive * count(config) * (given.prompt_tokens / given.completions_per_prompt + tokens)
+            return _reading(model, config, device, read)
+    return 0.0
 
 
 def steady(model: Sizes, config: Config, device: Device, given: Work, cache_tokens: float) -> float:
@@ -144,6 +167,11 @@ def prefill(model: Sizes, config: Config, device: Device, given: Work) -> float:
     tokens += drawn * given.completions * given.read_tokens
     if rollout.unfinished == "continue":
         tokens += (drawn - 1.0) * given.completions * given.response_tokens / 2
+    return _reading(model, config, device, tokens)
+
+
+def _reading(model: Sizes, config: Config, device: Device, tokens: float) -> float:
+    """Return the seconds in which all engines read so many tokens."""
     operations = tokens * model.token_flops
     gpus = count(config) * config.rollout.tensor_parallel_size
     return operations / (gpus * device.sustained_flops * efficiency(device))

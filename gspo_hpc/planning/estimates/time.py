@@ -131,6 +131,9 @@ def estimate(
     seconds["save"] = updates / config.checkpoint.interval * passes.save(model, config, device)
     leaves = config.cluster.platform == "cuda" and offload_trainer(config)
     seconds["other"] = rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS * leaves * device.launching
+    if config.rollout.in_flight_updates:  # as soon as training on the rollout before is done
+        training = sum(seconds.values()) - seconds["sync"] - seconds["other"] - generation
+        seconds["generation"] += engines.read_again(model, config, device, given, cache_tokens, training)
     return Times(
         seconds,
         updates,

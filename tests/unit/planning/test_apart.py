@@ -17,7 +17,7 @@ from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import checks
 from gspo_hpc.planning import asynchrony, ranks
 from gspo_hpc.planning.builder import Models
-from gspo_hpc.planning.estimates import engines
+from gspo_hpc.planning.estimates import devices, engines, time
 from gspo_hpc.planning.exactness import assess
 from gspo_hpc.planning.plan import make_plan
 
@@ -151,6 +151,31 @@ def test_a_save_waits_for_no_rollout_whose_weights_come_in_flight() -> None:
     assert assess(load(PRESET, [*words, "cluster.platform=cpu"])).grade != "checkpoint-exact"
     reasons = assess(load(PRESET, [*words, IN_FLIGHT])).reasons
     assert any("which weights sample a token" in reason for reason in reasons)
+
+
+def test_weights_that_come_in_flight_cost_the_reading_of_what_is_unfinished() -> None:
+    """Engines begin their rollout when training on the one before begins, and read again what is there when it ends."""
+    seconds = {}
+    for nodes in (1, 3):
+        words = ["cluster.nodes=4", f"cluster.generation_nodes={nodes}", "rollout.mode=server"]
+        words += ["rollout.max_staleness=1", "batch.global_batch_size=384", "batch.steps_per_generation=4"]
+        for more in ([], [IN_FLIGHT]):
+            config = load(PRESET, [*words, *more])
+            plan = make_plan(config)
+            assert plan.valid, plan.broken
+            found, _ = time.of_plan(config, plan)
+            assert found is not None
+            seconds[nodes, bool(more)] = found.seconds
+    training = {key: sum(found[name] for name in ("update", "save")) for key, found in seconds.items()}
+    assert seconds[1, False]["generation"] > training[1, False] and seconds[3, False]["generation"] < training[3, False]
+    assert seconds[3, True] == seconds[3, False], "the engines are done before"
+    config = load(PRESET, APART)
+    given = time.work(config, int(make_plan(config).quantities["generation_batch_size"]) * 4)
+    device = devices.card(config.cluster)
+    assert device is not None
+    all_read = given._replace(turns=2.0, reply_tokens=given.response_tokens)
+    whole = engines.prefill(time.sizes_of(config), config, device, all_read)
+    assert 0.01 * whole < seconds[1, True]["generation"] - seconds[1, False]["generation"] < whole
 
 
 def test_choices_of_a_pass_that_is_left_out_cannot_be_repeated() -> None:
