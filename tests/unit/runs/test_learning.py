@@ -54,6 +54,10 @@ NOTHING: dict[str, tuple[Records, str]] = {
     "equal in each group": (steps([0.1, 0.5, 0.2, 0.6], empty=1, grad_norm=0.0), "no step had a gradient"),
     "rising, but equal in each group": (steps([0.1, 0.2, 0.3, 0.4], empty=1), "no step had a gradient"),
     "all skipped": (steps([0.1, 0.2, 0.3, 0.4], skipped=1, grad_norm=None), "no step had a gradient that is finite"),
+    "empty or skipped": (
+        [*steps([0.1, 0.2], empty=1), *steps([0.1, 0.2, 0.3, 0.4], skipped=1, grad_norm=None)[2:]],
+        "no step had a gradient that is finite",
+    ),
     "all clipped": (steps([0.1, 0.2, 0.3, 0.4], grad_norm=0.0), "the gradient of every step was 0"),
     "no reward": (steps([None] * 4, empty=1), "no completion got a reward"),
 }
@@ -65,6 +69,7 @@ LOST: dict[str, tuple[Records, str]] = {
 LEARNT: dict[str, Records] = {
     "reward rose": steps([0.1, 0.2, 0.3, 0.4]),
     "accuracy fell by noise": scored(steps([0.1, 0.2, 0.3, 0.4]), 0.50, 0.60, 0.58),
+    "accuracy fell, within both intervals": scored(steps([0.1, 0.2, 0.3, 0.4]), 0.50, 0.60, 0.50),
     "some steps were empty": [*steps([0.1, 0.2, 0.3]), *steps([0.1, 0.2, 0.3, 0.9], empty=1)[3:]],
     "accuracy rose": scored(steps([0.4, 0.3, 0.4, 0.4]), 0.2, 0.6, 0.7),
 }
