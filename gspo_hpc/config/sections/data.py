@@ -163,8 +163,8 @@ class Data(Section):
     eval: str | None = key(None, "The file of evaluation prompts; named as data.train is.")
     eval_sets: Annotated[tuple[EvalSet, ...], Listed] = key(
         (),
-        "Several sets of evaluation prompts, each with a name, and with graders, sampling and a system prompt of its "
-        "own (docs/evaluation.md).",
+        "Several sets of evaluation prompts, each with a name, and with reward functions, sampling and a system prompt "
+        "of its own (docs/evaluation.md).",
     )
     train_ratio: Share = key(
         1.0,
