@@ -176,9 +176,8 @@ def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> 
     noted = config.model.path is not None and any(note.startswith(config.model.path) for note in found.notes)
     for problem in problems:
         if problem.absent and not (problem.key == "model.path" and noted):
-            counted = (
-                ": its prompts are not counted" if problem.key == "data.train" or problem.key.endswith("files") else ""
-            )
+            trains = problem.key == "data.train" or (problem.key.startswith("data.sources") and "files" in problem.key)
+            counted = ": its prompts are not counted" if trains else ""
             yield f"{problem.key} {problem.text}{counted}. {problem.absent}."
     if found.runnable is False or found.unknown_model is not None:
         return
@@ -193,7 +192,7 @@ def _not_looked_at(config: Config, found: Plan, problems: Sequence[Problem]) -> 
 def _with_cached_files(config: Config) -> Config:
     """Return the config with the paths of data that is named by its place on the hub, where the cache has it."""
     data = config.data
-    if data.train is None and data.eval is None and not data.sources:
+    if data.train is None and data.eval is None and not data.named:
         return config
     from gspo_hpc.data import hub_data
 

@@ -1,4 +1,4 @@
-"""The sections about data, generation, rewards and the optimizer, and what is saved and recorded."""
+"""The sections about data, generation, rewards and the optimizer, and what is saved, recorded and evaluated."""
 
 from __future__ import annotations
 
@@ -365,4 +365,27 @@ class Tracking(Section):
     profile_steps: Counts = key((), "Optimizer steps that torch's profiler traces, with a table by phase.")
     debug: bool = key(
         False, "Let torch.distributed, NCCL, Megatron and vLLM log what they do, in the logs of the ranks."
+    )
+
+
+class Eval(Section):
+    """Greedy accuracy on unseen prompts, before, after and in between; `samples` > 1 adds avg@k, pass@k and maj@k."""
+
+    interval: Count | None = key(None, "Optimizer steps between evaluations.")
+    before: bool = key(True, "Evaluate before the first step.")
+    after: bool = key(True, "Evaluate after the last step.")
+    max_prompts: Count | None = key(
+        None, "Number of prompts that are evaluated, of each set and of all others; the default is all."
+    )
+    samples: Count = key(1, "Sampled completions per prompt, for avg@k, pass@k and maj@k.")
+    temperature: Temperature = key(1.0, "The sampling temperature of those samples.")
+    top_p: Share = key(1.0, "Those samples are of the most likely tokens whose probabilities add up to this.")
+    top_k: TopK = key(-1, "Those samples are of this many of the most likely tokens; -1 samples from all.")
+    max_tokens: Count | None = key(
+        None,
+        "Tokens of the longest answer, also of the greedy ones; the default is rollout.max_response_length, above "
+        "which engines have no room.",
+    )
+    reward: str | None = key(
+        None, "The reward function that decides whether an answer is right; the default is the first one."
     )

@@ -23,6 +23,7 @@ from gspo_hpc.config.learning import (
     Batch,
     Checkpoint,
     Environment,
+    Eval,
     Judges,
     Optimizer,
     Reward,
@@ -46,10 +47,8 @@ from gspo_hpc.config.machine import (
     Slurm,
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
-from gspo_hpc.config.sections.data import Data, Source
-from gspo_hpc.config.sections.evaluation import Eval, EvalSet
+from gspo_hpc.config.sections.data import Data, EvalSet, Rows, Source
 from gspo_hpc.config.sections.reward_models import RewardModel
-from gspo_hpc.config.sections.rows import Rows
 
 __all__ = [
     "Adapter",

@@ -10,7 +10,7 @@ from gspo_hpc.evaluation.scores import Scores, greedy_scores, sample_scores
 
 @dataclass(frozen=True)
 class Marks:
-    """What is known of the answers to one prompt. `part` is its source or set; "" for other prompts."""
+    """The marks of the answers to one prompt. `part` is its source or set; "" for other prompts."""
 
     part: str
     right: bool  # the greedy answer

@@ -80,11 +80,13 @@ def test_sets_are_asked_each_in_its_own_way(tiny_folder: Path, tiny_config: Path
     assert last["eval/short/response_length"] <= TOKENS < last["eval/alike/response_length"]
     assert last["eval/short/accuracy"] > 0.5, "most answers have more than three tokens"
     (line,) = [one for one in log.read_text().splitlines() if f"step {STEPS}: accuracy" in one]
-    assert f"on 30 unseen prompts (alike {last['eval/alike/accuracy']:.3f}, short " in line
+    assert f"on 28 unseen prompts (alike {last['eval/alike/accuracy']:.3f}, short " in line
 
     found = stored.read(alone / "evaluations" / f"{STEPS:06d}.jsonl")
     parts = {part: [one for one in found.prompts if one.part == part] for part in ("", *found.parts)}
-    assert {part: len(own) for part, own in parts.items()} == {"": 10, "alike": 8, "short": 12}
+    assert {part: len(own) for part, own in parts.items()} == {"": 10, "alike": 8, "short": 10}, (
+        "eval.max_prompts is for each set"
+    )
     assert {len(one.samples) for one in parts["short"]} == {3} and {one.decides for one in parts["short"]} == {
         f"{tmp_path}/own.py:long"
     }

@@ -283,13 +283,16 @@ def _sandbox(plan: PlanBuilder) -> Iterator[str]:
 )
 def _readable(plan: PlanBuilder) -> Iterator[str]:
     config = plan.config
-    kept = {"run.dir": config.run_dir, "data.train": config.data.train, "data.eval": config.data.eval}
+    if not config.sandbox.readable:
+        return
+    from gspo_hpc.data.sources import parts  # only here: most runs name no folders
+
+    kept = {"run.dir": config.run_dir} | {part.key: part.path for part in parts.every(config.data)}
+    if config.model.path is not None and os.path.exists(config.model.path):  # else it is a name on the hub
+        kept["model.path"] = config.model.path
     for folder in config.sandbox.readable:
         for key, path in kept.items():
-            if (
-                path is not None
-                and os.path.commonpath([folder := os.path.abspath(folder), os.path.abspath(path)]) == folder
-            ):
+            if os.path.commonpath([folder := os.path.abspath(folder), os.path.abspath(path)]) == folder:
                 yield (
                     f"sandbox.readable names {folder}, and {key} ({path}) lies in it: programs that the model writes "
                     "would read it; name narrower folders, or leave it out with sandbox.readable=[]"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gspo_hpc.config.loader import from_dict
+from gspo_hpc.config.schema import replace
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.sources.unseen import by_set
 from gspo_hpc.engine.engine import Sampling
@@ -100,6 +101,14 @@ def test_each_set_is_sampled_as_it_says() -> None:
         (Sampling(1.0, 1.0, -1, 100), 2, ["0", "1", "2", "5", "6"]),
         (Sampling(0.6, 0.95, 20, 100), 4, ["7", "8"]),
     ]
+
+
+def test_a_set_may_have_another_number_of_prompts() -> None:
+    first, *others = CONFIG.data.eval_sets
+    sets = (replace(first, max_prompts=1), *others)
+    fewer = replace(CONFIG, data=replace(CONFIG.data, eval_sets=sets))
+    found = by_set([prompt(number, name) for number, name in enumerate(NAMES)], fewer)
+    assert {name: len(own) for name, own in found.items()} == {"": 3, "alike": 1, "often": 2, "short": 2}
 
 
 def test_scores_are_by_set_and_those_of_the_file(tmp_path: Path) -> None:

@@ -606,6 +606,23 @@ def test_groups_whose_judges_were_paid_are_kept_where_the_budget_ends(tmp_path: 
     assert sorted(read_journals(tmp_path, "f")) == ([] if signalled else [0, 2])
 
 
+def test_a_stop_that_another_rank_asks_for_waits_for_no_reward() -> None:
+    """It comes of a signal there, and the time until the kill is for the save."""
+
+    class Silent(StandInPool):
+        polls = 0
+
+        def poll(self, timeout: float) -> list[tuple[Any, RewardResult]]:
+            self.polls += 1
+            assert self.polls < 100, "it waits"
+            made.counters.stop()
+            return []
+
+    made = generation(StandInEngine(), Silent(), interval=0.0)
+    made.run()
+    assert made.counters.stopped() and made.pool is not None and made.pool.pending
+
+
 def test_completions_that_no_judge_was_asked_about_are_excluded_and_no_zeros() -> None:
     """reward.on_failure: zero is for reward functions that failed, and not for those that were not called."""
     one = Completion(np.ones(1, np.int32), np.zeros(1, np.float32), "", "stop", 0)

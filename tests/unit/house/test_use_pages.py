@@ -12,9 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from gspo_hpc.cli import parser
-from gspo_hpc.config.learning import Tracking
+from gspo_hpc.config.learning import Eval, Tracking
 from gspo_hpc.config.section import Section
-from gspo_hpc.config.sections.evaluation import Eval
 from gspo_hpc.evaluation.scores import wilson_interval
 from tests import pages
 from tests.unit.house.test_figures import in_file
@@ -78,5 +77,6 @@ def test_pages_name_every_setting_of_their_section(named: tuple[str, ...], secti
 
 def test_a_planted_gap_is_found() -> None:
     text = "`eval.interval`, `eval.before`, `eval.after=true`, `eval.max_prompts`, `eval.samples`, `eval.temperature`"
+    text += ", `eval.top_p`, `eval.top_k`, `eval.max_tokens`"
     assert not_named(Eval, "eval", text) == ["reward"]
     assert not_named(Eval, "eval", text + "\n\n```yaml\neval:\n  reward: a\n```\n") == []

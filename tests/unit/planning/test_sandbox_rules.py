@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo_hpc.config.loader import from_dict
@@ -25,12 +27,28 @@ def test_a_sandbox_has_its_place(kind: str, key: str, value: str) -> None:
         ({"run": {"dir": "/scratch/me/runs/x"}}, "run.dir (/scratch/me/runs/x)"),
         ({"data": {"train": "/scratch/me/train.jsonl"}}, "data.train (/scratch/me/train.jsonl)"),
         ({"run": {"dir": "/scratch/me"}}, "run.dir (/scratch/me)"),
+        (
+            {"data": {"sources": [{"name": "a", "files": "/scratch/me/a.jsonl#9"}]}},
+            "data.sources[0].files (/scratch/me/a.jsonl)",
+        ),
+        (
+            {"data": {"eval_sets": [{"name": "a", "files": "/scratch/me/a.jsonl"}]}},
+            "data.eval_sets[0].files (/scratch/me/a.jsonl)",
+        ),
     ],
 )
 def test_programs_do_not_read_their_run(config: dict[str, object], names: str) -> None:
     ((rule, message),) = broken({**config, "sandbox": {"readable": ["/opt/lib", "/scratch/me/"]}})
     assert rule == "sandbox_reads_no_run" and f"/scratch/me, and {names} lies in it" in message
     assert broken({**config, "sandbox": {"readable": ["/opt/lib", "/scratch/me/lib", "/scratch/m"]}}) == []
+
+
+def test_programs_do_not_read_the_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    readable = {"sandbox": {"readable": [str(tmp_path)]}}
+    found = broken({"model": {"path": str(tmp_path / "model")}, **readable})
+    assert ("sandbox_reads_no_run", True) in [(rule, "model.path" in message) for rule, message in found]
+    assert "sandbox_reads_no_run" not in dict(broken({"model": {"path": "owner/name"}, **readable}))
 
 
 def test_folders_are_named_in_full() -> None:
