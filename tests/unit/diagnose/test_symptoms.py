@@ -547,10 +547,14 @@ def test_a_policy_that_runs_away_from_the_reference(late: float, reward: float, 
     found = [one for one in find(run) if one.name == "runaway_kl"]
     assert [one.severity for one in found] == [severity] * (severity is not None)
     for one in found:
-        assert "was 0.02 nats a token in steps 1 to 10 and is 1.1 in steps 31 to 40; reward went" in one.evidence[0]
+        assert "was 0.02 nats a token in step 1 and is 1.1 in steps 31 to 40; reward went" in one.evidence[0]
         assert one.settings == ("algorithm.kl_beta=0.003", "optimizer.lr=3.33e-07")
     nearer = evidence(lambda s: {"reference_kl": 3.0 - 0.01 * s}, algorithm={"kl_beta": 0.001})
     assert "runaway_kl" not in names(nearer), "it comes nearer, as where the reference is another model"
+    only_measured = evidence(lambda s: {"reference_kl": s / 10}, algorithm={"kl_beta": 1e-6})
+    assert "algorithm.kl_beta=0.001" in only(only_measured).settings, "three times nothing would hold nothing"
+    early = evidence(lambda s: {"reference_kl": 0.0 if s == 1 else 30.0 - s / 2}, algorithm={"kl_beta": 0.001})
+    assert "runaway_kl" in names(early), "it was far away after a few steps"
     taught = {"teacher": "models/big", "kl_beta": 0.1}
     assert "runaway_kl" not in names(replace(run, config=config(algorithm=taught))), "away_from_teacher says it"
 
