@@ -28,8 +28,12 @@ def entropy_collapse(run: Evidence) -> Finding | None:
     parts = ends(run.points("entropy"))
     if parts is None:
         return None
-    before, after = mean(parts[0]), mean(parts[1])
-    if after >= COLLAPSED * before:
+    # It is measured on groups that differ, and where hardly any does, those few can have much: steps without any count
+    # as low, too, if it was low in any.
+    before = middle(parts[0])
+    low = [point for point in run.points("entropy", run.recent) if point[1] < COLLAPSED * before]
+    lost = len(low) + sum(bool(record.get("empty")) for record in run.recent)
+    if not low or 2 * lost < len(run.recent):
         return None
     config, rewards = run.config, ends(run.points("reward"))
     best = max((n for _, n in run.points("reward")), default=0.0)
@@ -42,8 +46,9 @@ def entropy_collapse(run: Evidence) -> Finding | None:
         settings.append(f"algorithm.clip_high={rounded(1.4 * config.algorithm.clip_low)}")  # DAPO: 0.28 beside 0.2
     return Finding(
         (
-            f"the entropy was {rounded(before)} nats a token in {span(parts[0])} and is {rounded(after)} in "
-            f"{span(parts[1])}{went}",
+            f"the entropy was {rounded(before)} nats a token in {span(parts[0])} and {rounded(low[-1][1])} in step "
+            f"{low[-1][0]}; in {lost} of {len(run.recent)} steps it was below a twentieth of that, or no group differed"
+            f"{went}",
         ),
         "the task is learned, or the policy has stopped trying other answers"
         if learned
