@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_hpc.config.constants import COLLAPSED, FEW_EFFECTIVE, LARGE_UPDATE, OVERCLIPPED, RUNAWAY_KL
 from gspo_hpc.config.derived import engine_dtype, updates_per_rollout
-from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, percent, span
+from gspo_hpc.diagnose.evidence import ENOUGH, Evidence, ends, mean, middle, percent, span
 from gspo_hpc.diagnose.registry import Finding, symptom
 from gspo_hpc.diagnose.updates import later_updates, newer
 from gspo_hpc.system.text import rounded
@@ -13,6 +13,7 @@ from gspo_hpc.system.text import rounded
 FEW_EFFECTIVE_LOW, OVERCORRECTED_HIGH = 0.1, 0.9
 # A weight of the bonus in the middle of those that recipes have, which is small beside advantages of 1.
 _BONUS = 0.001
+_KL_BETA = 0.001  # the least weight of the KL term that recipes have
 
 
 @symptom(
@@ -27,8 +28,12 @@ def entropy_collapse(run: Evidence) -> Finding | None:
     parts = ends(run.points("entropy"))
     if parts is None:
         return None
-    before, after = mean(parts[0]), mean(parts[1])
-    if after >= COLLAPSED * before:
+    # It is measured on groups that differ, and where hardly any does, those few can have much: steps without any count
+    # as low, too, if it was low in any.
+    before = middle(parts[0])
+    low = [point for point in run.points("entropy", run.recent) if point[1] < COLLAPSED * before]
+    lost = len(low) + sum(bool(record.get("empty")) for record in run.recent)
+    if not low or 2 * lost < len(run.recent):
         return None
     config, rewards = run.config, ends(run.points("reward"))
     best = max((n for _, n in run.points("reward")), default=0.0)
@@ -41,8 +46,9 @@ def entropy_collapse(run: Evidence) -> Finding | None:
         settings.append(f"algorithm.clip_high={rounded(1.4 * config.algorithm.clip_low)}")  # DAPO: 0.28 beside 0.2
     return Finding(
         (
-            f"the entropy was {rounded(before)} nats a token in {span(parts[0])} and is {rounded(after)} in "
-            f"{span(parts[1])}{went}",
+            f"the entropy was {rounded(before)} nats a token in {span(parts[0])} and {rounded(low[-1][1])} in step "
+            f"{low[-1][0]}; in {lost} of {len(run.recent)} steps it was below a twentieth of that, or no group differed"
+            f"{went}",
         ),
         "the task is learned, or the policy has stopped trying other answers"
         if learned
@@ -66,18 +72,20 @@ def runaway_kl(run: Evidence) -> Finding | None:
     """Find a policy that runs away from the reference model, or from the one that sampled."""
     settings = run.config.algorithm
     slower = f"optimizer.lr={rounded(run.config.optimizer.lr / 3)}"
-    parts = None if settings.has_teacher else ends(run.points("reference_kl"))
-    if parts is not None and mean(parts[1]) > max(RUNAWAY_KL, mean(parts[0])):
+    points = [] if settings.has_teacher else run.points("reference_kl")
+    parts = ends(points)
+    # A run may be far away within its first steps, so the very first one counts; k3 has a tail, so the middle does.
+    if parts is not None and (far := middle(parts[1])) > max(RUNAWAY_KL, points[0][1]):
         rewards = ends(run.points("reward"))
         gained = rewards is not None and mean(rewards[1]) > mean(rewards[0])
         went = "" if rewards is None else f"; reward went from {mean(rewards[0]):.3f} to {mean(rewards[1]):.3f}"
         return Finding(
             (
-                f"the divergence from the reference model was {rounded(mean(parts[0]))} nats a token in "
-                f"{span(parts[0])} and is {rounded(mean(parts[1]))} in {span(parts[1])}{went}",
+                f"the divergence from the reference model was {rounded(points[0][1])} nats a token in step "
+                f"{points[0][0]} and is {rounded(far)} in {span(parts[1])}{went}",
             ),
             f"the KL term has the weight {settings.kl_beta:g}, which holds too little, or updates are too large",
-            (f"algorithm.kl_beta={rounded(3 * settings.kl_beta)}", slower),
+            (f"algorithm.kl_beta={rounded(max(_KL_BETA, 3 * settings.kl_beta))}", slower),
             ("samples.jsonl: see what earns the reward, and whether it is still language",),
             "warning" if gained else "problem",
         )

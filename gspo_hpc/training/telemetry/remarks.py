@@ -6,6 +6,7 @@ names the settings that help.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ from gspo_hpc.system.text import rounded
 from gspo_hpc.training.telemetry.numbers import number, short
 
 Record = Mapping[str, Any]
-_WINDOW = 4  # updates whose groups are counted together: those of one update are few
+_WINDOW = 4  # updates that are judged together: the groups of one are few
 
 
 class Remarks:
@@ -41,6 +42,7 @@ class Remarks:
         self._first_entropy: float | None = None
         self._first_divergence: float | None = None  # from the reference or the teacher
         self._unclipped, self._farthest = 0, 0.0  # later updates so far, and their largest |ratio - 1|
+        self._entropies: deque[float | None] = deque(maxlen=_WINDOW)  # None: of no group; inf: not low
         self._equal_groups: deque[float] = deque(maxlen=_WINDOW)
 
     def of(self, record: Record) -> str:
@@ -98,20 +100,28 @@ class Remarks:
             )
 
     def _collapse(self, record: Record) -> Iterator[str]:
-        """Yield that hardly any entropy is left of what there was at first."""
+        """Yield that hardly any entropy is left of what there was at first.
+
+        It is measured on groups that differ, and where hardly any does, these few can have much: so updates without
+        any count as low, too, once it was seen to be low.
+        """
         entropy = number(record, "entropy")
-        if entropy is None:
-            return
-        if self._first_entropy is None:
+        if entropy is not None and self._first_entropy is None:
             self._first_entropy = entropy
-        if entropy >= COLLAPSED * self._first_entropy:
+        if self._first_entropy is None or (entropy is None and not record.get("empty")):
             return
-        fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(entropy)} nats"
-        equal = "reward_std" in record and (record["reward_std"] or 0.0) == 0.0
-        if equal and self._tell("collapse"):
-            self._tell("narrow")
+        if entropy is None or entropy >= COLLAPSED * self._first_entropy:
+            self._entropies.append(None if entropy is None else math.inf)
+        else:
+            self._entropies.append(entropy)
+        low = [one for one in self._entropies if one is not None and one < math.inf]
+        high = sum(one == math.inf for one in self._entropies)
+        if not low or len(self._entropies) < _WINDOW or 2 * high > _WINDOW or not self._tell("collapse"):
+            return
+        fell = f"the entropy fell from {rounded(self._first_entropy)} to {rounded(low[-1])} nats"
+        if "reward_std" in record and (record["reward_std"] or 0.0) == 0.0:
             yield f"{fell} and all rewards are equal: the policy has collapsed, or the task is learned"
-        elif not equal and self._tell("narrow"):
+        else:
             yield f"{fell}: the policy hardly explores any more"
 
     def _divergence(self, record: Record) -> Iterator[str]:

@@ -192,6 +192,17 @@ def test_what_steps_cost_is_told_apart_from_what_they_learn(project: Path) -> No
     assert cells == ["16.0", "6.0", "3.0", "4.0"]
 
 
+def test_nine_prompts_of_ten_are_easy(project: Path, tmp_path: Path) -> None:
+    """All without a carry are kept, and the first of those with one."""
+    easy, hard = ((10, 11), (23, 45), (60, 39)), ((15, 16), (99, 11), (19, 27), (88, 88))
+    rows = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a, b in (*hard, *(pair for pair in easy * 6))]
+    source, out = tmp_path / "train.jsonl", tmp_path / "easy.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(project, "tools/make_easy_prompts.py", source, "--out", out)
+    assert done.stdout == f"18 prompts without a carry and 2 with one: {out}\n", done.stderr
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows[:2] + rows[4:]
+
+
 def test_curves_are_means_of_seeds(project: Path, tmp_path: Path) -> None:
     """Two seeds whose rewards are 0.2 and 0.4 are a line at 0.3; runs of other lengths are refused."""
     for name, reward in (("a-seed1", 0.2), ("a-seed2", 0.4)):

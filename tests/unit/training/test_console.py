@@ -348,15 +348,19 @@ def test_an_update_without_signal_is_said_once_and_marked() -> None:
 
 
 def test_a_collapse_is_said_once() -> None:
-    stream, console = plain()
-    console.step(record(1, reward_std=0.3))
-    for step in (2, 3):
-        console.step(record(step, entropy=0.01, reward_std=0.3))  # sure of itself, and still told good from bad
-    assert "collapsed" not in stream.getvalue()
-    assert stream.getvalue().count("from 0.75 to 0.01 nats: the policy hardly explores any more") == 1
-    for step in (3, 4):
-        console.step(record(step, entropy=0.01, reward_std=0.0))
-    assert stream.getvalue().count("the entropy fell from 0.75 to 0.01 nats and all rewards are equal") == 1
+    """Not of one update, whose few groups may happen to be sure; updates without any group count once it was low."""
+    low = {"entropy": 0.01, "reward_std": 0.3}
+    assert remarks([record(1), *(record(s, **(low if s % 4 == 0 else {})) for s in range(2, 20))]) == []
+    rows = [record(1), record(2), record(3, **low), record(4, **low), record(5, **low)]
+    assert remarks(rows) == ["4 ^ the entropy fell from 0.75 to 0.01 nats: the policy hardly explores any more"]
+    equal = [record(s, entropy=None, empty=1, reward_std=0.0) for s in (4, 5, 6)]
+    said = remarks([*rows[:3], *equal])
+    assert said[0].endswith(
+        "the entropy fell from 0.75 to 0.01 nats and all rewards are equal: the policy has collapsed, or the task is "
+        "learned"
+    )
+    assert len(said) == 1 and said[0].startswith("4 ^ in every group of this update")
+    assert not any("entropy" in one for one in remarks([record(1), record(2), *equal])), "it was never seen to be low"
 
 
 def remarks(records: list[dict[str, Any]], **sections: dict[str, Any]) -> list[str]:
