@@ -132,7 +132,10 @@ def weight_variance(run: Evidence) -> Finding | None:
         "the engine samples from another distribution than the trainer's, so a weighted mean rests on few tokens and "
         "an unweighted one is of the wrong policy",
         tuple(settings),
-        ("logprob_gap_mean and probe_logprob_gap_mean: whether the gap is there after a sync", "docs/agreement.md"),
+        (
+            "logprob_gap_mean and probe_logprob_gap_mean: whether the gap is there after a sync",
+            "docs/agreement.md: what makes a gap",
+        ),
         "problem" if share < FEW_EFFECTIVE_LOW else "warning",
     )
 
@@ -168,7 +171,7 @@ def overcorrection(run: Evidence) -> Finding | None:
         "the gap between engine and trainer, or between the weights that sampled and those that are trained, is wider "
         "than the bounds, so most of what was generated is thrown away",
         (*newer(run), *filter(None, (wider.get(kind),)), *_equal_dtypes(run)),
-        ("logprob_gap_mean and logprob_gap_max: how large the gap is", "docs/agreement.md"),
+        ("logprob_gap_mean and logprob_gap_max: how large the gap is", "docs/agreement.md: what makes a gap"),
         "problem" if share >= OVERCORRECTED_HIGH else "warning",
     )
 

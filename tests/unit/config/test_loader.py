@@ -472,6 +472,19 @@ sources = st.fixed_dictionaries(
         "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
     },
 )
+eval_sets = st.fixed_dictionaries(
+    {"files": words},
+    optional={
+        "system_prompt": words,
+        "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
+        "max_prompts": st.integers(1, 10**9),
+        "samples": st.integers(1, 10**9),
+        "temperature": st.floats(0.01, 2.0),
+        "top_p": st.floats(1e-12, 0.99),
+        "top_k": st.just(-1) | st.integers(1, 10**9),
+        "max_tokens": st.integers(1, 10**9),
+    },
+)
 
 
 def quoted(text: str) -> str:
@@ -516,6 +529,8 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = [{"function": "calculator", "parameters": draw(st.dictionaries(words, plain))}]
             elif key == "data.sources":
                 value = [draw(sources) | {"name": f"s{place}"} for place in range(draw(st.integers(0, 3)))]
+            elif key == "data.eval_sets":
+                value = [draw(eval_sets) | {"name": f"e{place}"} for place in range(draw(st.integers(0, 3)))]
             elif key == "reward.models":
                 more = {"dtype": "bfloat16", "chat_template_kwargs": draw(st.dictionaries(words, plain, max_size=3))}
                 value = [{"name": "m", "path": draw(words)} | more]
