@@ -316,7 +316,7 @@ PEER_NAMES = {
     **dict.fromkeys(("eval_top_p", "val_kwargs.top_p"), "eval.top_p"),
     **dict.fromkeys(("eval_top_k", "val_kwargs.top_k"), "eval.top_k"),
     **dict.fromkeys(("eval_max_response_len", "eval_max_new_tokens"), "eval.max_tokens"),
-    **dict.fromkeys(("eval.sets", "eval_sets", "eval_datasets", "eval.datasets"), "data.eval_sets"),
+    **dict.fromkeys(("eval.sets", "eval_datasets", "eval.datasets"), "data.eval_sets"),
     **dict.fromkeys(("val_max_samples", "eval_iters"), "eval.max_prompts"),
     **dict.fromkeys(
         ("report_to", "logger", "use_wandb", "use_tensorboard"),

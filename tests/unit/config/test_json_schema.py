@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from gspo_hpc.cli.main import main
 from gspo_hpc.config.loader import ConfigError, from_dict
 from gspo_hpc.config.plugins import algorithms
-from gspo_hpc.config.schema import Config, Container, RewardFunction, RewardModel, Source, Tool, as_dict, keys
+from gspo_hpc.config.schema import Config, Container, EvalSet, RewardFunction, RewardModel, Source, Tool, as_dict, keys
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
@@ -190,6 +190,8 @@ def settings_of_a_config() -> dict[str, Any]:
         made[f"environment.tools[].{key}"] = lambda v, k=key: {"environment": {"tools": [{"function": "f", k: v}]}}
     for key in Source.model_fields:
         made[f"data.sources[].{key}"] = lambda v, k=key: {"data": {"sources": [{"name": "a", "files": "f", k: v}]}}
+    for key in EvalSet.model_fields:
+        made[f"data.eval_sets[].{key}"] = lambda v, k=key: {"data": {"eval_sets": [{"name": "a", "files": "f", k: v}]}}
     for key in Container.model_fields:
         made[f"container.{key}"] = lambda v, k=key: {"slurm": {"container": CONTAINER | {k: v}}}
     made["optimizer.min_lr"] = lambda value: {"optimizer": {"lr": 1e308, "min_lr": value}}  # a rule between two keys
