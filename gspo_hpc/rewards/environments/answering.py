@@ -66,12 +66,18 @@ def environment_turn(
         return Answered(Turn(state, "", 0.0, True))
     made = _environments[environment]
     if (group := fields.get("group")) is not None:
-        scores = _result(made.score_group(dict(fields["row"]), [dict(one) for one in group]))
-        return Answered(Turn(scores_of(scores, len(group)), "", 0.0, True))
+        return Answered(Turn(_scores(made, fields["row"], group), "", 0.0, True))
     if state is None:
         reset = getattr(made, "reset", None)
         state = {} if reset is None else plain(_result(reset(dict(fields["row"]), fields["seed"])))
     return Answered(turn_of(_result(made.step(state, message)), state))
+
+
+def _scores(made: Environment, row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the scores of a group; the sums of its rewards where the class turns out to have no method for it."""
+    if not hasattr(made, "score_group"):
+        return [one["reward"] for one in group]
+    return scores_of(_result(made.score_group(dict(row), [dict(one) for one in group])), len(group))
 
 
 def _result(value: Any) -> Any:

@@ -28,7 +28,7 @@ FILE = """
 import json
 
 
-class Race:
+class Walk:
     def __init__(self, asked, wrong=None):
         self.asked, self.wrong = asked, wrong
 
@@ -41,6 +41,12 @@ class Race:
             raise ValueError("three is not a number of points")
         return {"reward": points, "state": {"points": state["points"] + points}, "over": points == 0, "reply": "On."}
 
+
+class Stroll(Walk):
+    pass
+
+
+class Race(Walk):
     def score_group(self, fields, conversations):
         with open(self.asked, "a") as file:
             file.write(json.dumps([fields["who"], conversations]) + "\\n")
@@ -108,17 +114,27 @@ def test_a_group_of_failures_is_not_scored(tmp_path: Path) -> None:
     assert all(one.failure for one in groups[0].completions) and not (tmp_path / "asked").exists()
 
 
+@pytest.mark.parametrize("name", ["Walk", "Stroll"])
+def test_without_the_method_a_conversation_has_the_sum_of_its_rewards(tmp_path: Path, name: str) -> None:
+    """Of a class with a base nobody knows beforehand whether it has the method."""
+    with turn_pool(config := race(tmp_path, name=name), 1) as pool:
+        groups, _ = talk(config, pool, says, samples=3)
+    assert [(one.reward, one.failure) for one in groups[0].completions] == [(0.0, None), (2.0, None), (4.0, None)]
+
+
 def test_who_scores_groups_is_read_from_the_file(tmp_path: Path) -> None:
-    assert registry.scores_groups(race(tmp_path).environment)
-    assert registry.scores_groups(race(tmp_path, name="Inherits").environment), "its base class may have it"
+    assert registry.scores_groups(race(tmp_path).environment), "its base class may have it, and it has"
+    assert registry.scores_groups(race(tmp_path, name="Stroll").environment), "its base class may have it"
+    assert not registry.scores_groups(race(tmp_path, name="Walk").environment)
     assert not registry.scores_groups(loader.load(None, ["environment.name=calculator"]).environment)
     assert not registry.scores_groups(loader.load(None, []).environment)
 
 
 def test_a_method_that_takes_other_arguments_is_refused(tmp_path: Path) -> None:
     config = race(tmp_path)
-    text = FILE.replace("score_group(self, fields, conversations)", "score_group(self, conversations)")
-    (tmp_path / "race.py").write_text(text)
+    methods = [("__init__", "asked"), ("step", "state, message"), ("score_group", "conversations")]
+    body = "".join(f"    def {name}(self, {takes}):\n        return {{}}\n" for name, takes in methods)
+    (tmp_path / "race.py").write_text(f"class Race:\n{body}")
     with pytest.raises(ValueError, match=r"has score_group\(conversations\), which is called with fields and"):
         registry.check(config.environment)
 

@@ -18,6 +18,7 @@ from gspo_hpc.config.reading.config_yaml import Reader
 from gspo_hpc.config.schema import (
     Config,
     Container,
+    EvalSet,
     RewardFunction,
     RewardModel,
     Source,
@@ -436,6 +437,7 @@ def test_every_key_has_a_meaning_and_every_number_a_range() -> None:
     inner |= {f"reward.models.{name}": field for name, field in RewardModel.model_fields.items()}
     inner |= {f"environment.tools.{name}": field for name, field in Tool.model_fields.items()}
     inner |= {f"data.sources.{name}": field for name, field in Source.model_fields.items()}
+    inner |= {f"data.eval_sets.{name}": field for name, field in EvalSet.model_fields.items()}
     inner |= {f"slurm.container.{name}": field for name, field in Container.model_fields.items()}
     for name, field in (keys() | inner).items():
         text = field.description or ""
@@ -459,32 +461,17 @@ plain = st.recursive(
 )
 
 
-sources = st.fixed_dictionaries(
-    {"files": words},
-    optional={
-        "eval": words,
-        "weight": st.floats(1e-12, 1e12),
-        "columns": st.dictionaries(words, st.none() | words.filter(bool), max_size=3),
-        "constants": st.dictionaries(words, plain, max_size=3),
-        "filter": st.dictionaries(words, words | numbers | st.lists(words | numbers, min_size=1), max_size=3)
-        | st.dictionaries(words, st.just({"min": 1, "max": 2.5})),
-        "tokens": st.lists(numbers, min_size=2, max_size=2),
-        "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
-    },
-)
-eval_sets = st.fixed_dictionaries(
-    {"files": words},
-    optional={
-        "system_prompt": words,
-        "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
-        "max_prompts": st.integers(1, 10**9),
-        "samples": st.integers(1, 10**9),
-        "temperature": st.floats(0.01, 2.0),
-        "top_p": st.floats(1e-12, 0.99),
-        "top_k": st.just(-1) | st.integers(1, 10**9),
-        "max_tokens": st.integers(1, 10**9),
-    },
-)
+rows: dict[str, st.SearchStrategy[Any]] = {
+    "columns": st.dictionaries(words, st.none() | words.filter(bool), max_size=3),
+    "constants": st.dictionaries(words, plain, max_size=3),
+    "filter": st.dictionaries(words, words | numbers | st.lists(words | numbers, min_size=1), max_size=3)
+    | st.dictionaries(words, st.just({"min": 1, "max": 2.5})),
+    "tokens": st.lists(numbers, min_size=2, max_size=2),
+    "rewards": st.dictionaries(words, numbers, min_size=1, max_size=3),
+}
+sources = st.fixed_dictionaries({"files": words}, optional={"eval": words, "weight": st.floats(1e-12, 1e12), **rows})
+of_set = {"samples": st.integers(1, 10**9), "temperature": st.floats(0.01, 2), "top_p": st.floats(1e-12, 1)}
+sets = st.fixed_dictionaries({"files": words}, optional={"top_k": st.sampled_from([-1, 5]), **of_set, **rows})
 
 
 def quoted(text: str) -> str:
@@ -527,10 +514,9 @@ def raw_configs(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
                 value = draw(st.dictionaries(words, plain, max_size=3))
             elif key == "environment.tools":
                 value = [{"function": "calculator", "parameters": draw(st.dictionaries(words, plain))}]
-            elif key == "data.sources":
-                value = [draw(sources) | {"name": f"s{place}"} for place in range(draw(st.integers(0, 3)))]
-            elif key == "data.eval_sets":
-                value = [draw(eval_sets) | {"name": f"e{place}"} for place in range(draw(st.integers(0, 3)))]
+            elif key in ("data.sources", "data.eval_sets"):
+                kind = sources if key == "data.sources" else sets
+                value = [draw(kind) | {"name": f"s{place}"} for place in range(draw(st.integers(0, 3)))]
             elif key == "reward.models":
                 more = {"dtype": "bfloat16", "chat_template_kwargs": draw(st.dictionaries(words, plain, max_size=3))}
                 value = [{"name": "m", "path": draw(words)} | more]
