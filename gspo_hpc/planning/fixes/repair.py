@@ -75,9 +75,11 @@ def _offered(whole: Search, rows: int | None) -> list[Fix]:
     unseen = Topic.MEMORY not in whole.topics  # of other cards alone: a repair that keeps these was not looked for yet
     if any(not (unseen and distances.is_of_machines(key)) for key in alone):
         return fixes
-    found = find_all(config, rows, min((fix.distance for fix in others), default=math.inf), further=bool(alone))
+    within = min((fix.distance for fix in others), default=math.inf)
+    found = find_all(config, rows, within * (FARTHEST if alone else 1.0), further=bool(alone))
     here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
-    return without_repeated([*here, *others, *(fix for fix in found if fix not in here), *models], whole.told.all)
+    there = [] if alone else [fix for fix in found if fix not in here]
+    return without_repeated([*here, *others, *there, *models], whole.told.all)
 
 
 def find(config: Config, rows: int | None = None) -> Fix | None:

@@ -84,6 +84,13 @@ def test_fewer_nodes_are_told_beside_more(batch: str) -> None:
     assert fewer == more + 1
 
 
+def test_far_fewer_nodes_are_not_told_beside_one_more() -> None:
+    """Seven nodes fewer are no alternative to one more."""
+    faults = f"{SERVER} cluster.gpu=H200 cluster.generation_nodes=1 cluster.nodes=16 parallel.context_parallel_size=4"
+    fixes = offered("qwen2.5_32b_tp4_pp4", faults)
+    assert any("cluster.nodes=17" in str(fix) for fix in fixes) and not any("nodes=9" in str(fix) for fix in fixes)
+
+
 def test_a_layout_that_is_far_comes_behind_other_machines() -> None:
     """A repair of six settings stood before those of two."""
     fixes = offered("qwen2.5_7b_tp2", f"model.path=Qwen/Qwen3-14B rollout.engines_per_node=3 {SERVER}")

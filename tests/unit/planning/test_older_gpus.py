@@ -75,6 +75,9 @@ def test_no_fix_changes_the_type_for_a_card_that_takes_the_one_that_is_given() -
     found = search.find(from_dict(sections("T4", {"path": "Qwen/Qwen2.5-7B-Instruct"})))
     cards = [fix for fix in found if any(change.key == "cluster.gpu" for change in fix.changes)]
     assert cards and all(len(fix.changes) == 1 for fix in cards), [str(fix) for fix in cards]
+    config = from_dict(sections("T4", {"path": "Qwen/Qwen2.5-7B-Instruct"}, cluster={"gpus_per_node": 2}, memory={}))
+    offered = repair.offered(config)
+    assert [str(fix) for fix in offered] == ["cluster.gpu=B200-180GB"]  # the nearest alone
 
 
 def test_where_other_cards_are_enough_a_nearer_repair_that_keeps_these_goes_before_them() -> None:
@@ -86,6 +89,16 @@ def test_where_other_cards_are_enough_a_nearer_repair_that_keeps_these_goes_befo
     assert make_plan(with_changes(config, first.changes)).valid
     assert others and all(fix.distance > first.distance for fix in others)
     assert {change.key for fix in others for change in fix.changes} == {"cluster.gpu"}
+
+
+def test_a_repair_that_keeps_the_cards_is_offered_also_if_it_is_somewhat_farther_than_another_one() -> None:
+    section = sections("V100-16GB", {"path": "Qwen/Qwen2.5-1.5B-Instruct"}, cluster={"gpus_per_node": 2})
+    config = from_dict(section)
+    first, *others = repair.offered(config)
+    assert {change.key.partition(".")[0] for change in first.changes} == {"model", "parallel", "memory"}
+    assert [[change.key for change in fix.changes] for fix in others] == [["cluster.gpu"]]
+    assert others[0].distance < first.distance <= 2 * others[0].distance
+    assert repair.find_all(config, None, others[0].distance, further=True) == []
 
 
 def test_tensors_of_transformer_engine_are_not_counted() -> None:
