@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,10 +141,12 @@ def _inherited() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Generator[None]:
-    """A test that leaves such a variable behind fails: else it would be tests after it that do, on the same worker."""
-    before = _inherited()
+    """A test fails that leaves such a variable behind, or signals blocked: else tests after it do, on its worker."""
+    before, blocked = _inherited(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
-    after = _inherited()
+    after, still = _inherited(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert still == blocked, "close what blocks signals: processes that tests after it start would not get them"
     for name in before.keys() | after.keys():
         os.environ.pop(name, None)
     os.environ.update(before)

@@ -99,12 +99,16 @@ def evaluating(run: Path) -> Iterator[Evaluating]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; go back into the queue where the time is up. Return the exit code of the evaluation."""
+    """Evaluate in a process that is a job; see :func:`run`."""
     (folder,) = map(Path, sys.argv[1:] if argv is None else argv)
+    return run(folder, StopFlag().start())
+
+
+def run(folder: Path, flag: StopFlag) -> int:
+    """Evaluate; go back into the queue where the time is up. Return the exit code of the evaluation."""
     values = read_json(folder / ORDER)
     order, config = Order(**{**values, "overrides": tuple(values["overrides"])}), loader.load(folder / "config.yaml")
     job_id = os.environ["SLURM_JOB_ID"]
-    flag = StopFlag().start()
     end = ending.end_time(config, job_id)
     with signals_default_in_children():
         variables = os.environ | srun.environment(config, folder / srun.CODE)

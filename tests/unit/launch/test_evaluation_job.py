@@ -16,6 +16,7 @@ from gspo_hpc.cli.main import main
 from gspo_hpc.config import loader
 from gspo_hpc.launch.slurm import ending, evaluation_job
 from gspo_hpc.system.exit_codes import FAILED, REQUEUE
+from gspo_hpc.system.signals import StopFlag
 
 
 @pytest.fixture
@@ -80,7 +81,11 @@ class Job:
         return REQUEUE
 
     def run(self) -> int:
-        return evaluation_job.main([str(self.folder)])
+        flag = StopFlag().start()
+        try:
+            return evaluation_job.run(self.folder, flag)
+        finally:
+            flag.close()
 
     def keep(self, count: int) -> None:
         folder = Path(f"{self.out}.unfinished") / "1-0"
