@@ -76,9 +76,10 @@ def _offered(whole: Search, rows: int | None) -> list[Fix]:
     if any(not (unseen and distances.is_of_machines(key)) for key in alone):
         return fixes
     within = min((fix.distance for fix in others), default=math.inf)
-    found = find_all(config, rows, within * (FARTHEST if alone else 1.0), further=bool(alone))
+    further = bool(alone) and all(_size(fix.changes) >= distances.Size.HARDWARE for fix in others)
+    found = find_all(config, rows, within * (FARTHEST if further else 1.0), further=further)
     here = [fix for fix in found if _size(fix.changes) < distances.Size.HARDWARE]
-    there = [] if alone else [fix for fix in found if fix not in here]
+    there = [] if further else [fix for fix in found if fix not in here]
     return without_repeated([*here, *others, *there, *models], whole.told.all)
 
 
