@@ -18,7 +18,8 @@ from gspo_hpc.trackers.protocol import TrackedRun, Tracker, in_one_line
 from gspo_hpc.trackers.reader import MetricsReader
 from gspo_hpc.trackers.registry import Service
 
-CLOSE_SECONDS = 60.0  # what all trackers together may cost at the end
+OPEN_SECONDS = 5.0  # what all trackers together may cost at the first record: so that they are named before its line
+CLOSE_SECONDS = 60.0  # what they may cost at the end
 _POLL = 5.0  # seconds after which a thread looks for records that nobody told it of
 
 Say = Callable[[str], None]
@@ -54,11 +55,16 @@ class Feeds:
             announce("tracker: none but metrics.jsonl")
         for feed in self._feeds:
             feed.start()
+        self._named = False  # or they took too long to start
 
     def wake(self) -> None:
-        """Say that metrics.jsonl has a new record. Returns at once."""
+        """Say that metrics.jsonl has a new record. The first call waits OPEN_SECONDS at most for trackers to start."""
         for feed in self._feeds:
             feed.wake()
+        deadline = time.monotonic() + OPEN_SECONDS
+        for feed in self._feeds if not self._named else ():
+            feed.started.wait(max(0.0, deadline - time.monotonic()))
+        self._named = True
 
     def close(self, exit_code: int) -> None:
         """Send what is left and finish, within CLOSE_SECONDS. A run that goes on later goes on under the same id."""
@@ -83,6 +89,7 @@ class Feed(threading.Thread):
         self.service = service
         self.remedy = f"`{pasteable('gspo-hpc sync RUN', run.path)}` sends what is missing"
         self._run, self._warn, self._announce = run, warn, announce
+        self.started = threading.Event()  # its place is announced, or it does not start
         self._news = threading.Event()
         self._exit_code: int | None = None
         self._abandoned = False
@@ -109,6 +116,7 @@ class Feed(threading.Thread):
             if tracker is None:
                 return
             self._announce(f"tracker: {tracker.place}")
+            self.started.set()
             did = "take a record"
             self._feed(tracker)
         except Exception as error:  # whatever it is, it must not end the run
@@ -117,6 +125,8 @@ class Feed(threading.Thread):
             self._warn(
                 f"{self.service.name} did not {did} ({in_one_line(error)}); the run goes on without it. {self.remedy}"
             )
+        finally:
+            self.started.set()
 
     def _feed(self, tracker: Tracker) -> None:
         reader = MetricsReader(RunDir(self._run.path), tracker.sent)
