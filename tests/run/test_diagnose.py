@@ -34,8 +34,8 @@ def slow(completion, *, prompt, fields):
     """Noise, after a while, that grows with every call; at every fifth it has had enough."""
     began = time.monotonic()
     sum(range(200_000))
-    # 0.1 s; where other load slows ranks and engines, as much longer, and never as long as a grader may take.
-    time.sleep(min(36 * (time.monotonic() - began), 20.0))
+    # 0.2 s; where other load slows ranks and engines, as much longer, and never as long as a grader may take.
+    time.sleep(min(80 * (time.monotonic() - began), 20.0))
     call = next(calls)
     if call % 5 == 2:
         raise RuntimeError("tired")
