@@ -18,7 +18,7 @@ from gspo_hpc.trackers.protocol import TrackedRun, Tracker, in_one_line
 from gspo_hpc.trackers.reader import MetricsReader
 from gspo_hpc.trackers.registry import Service
 
-OPEN_SECONDS = 5.0  # what all trackers together may cost at the first record: so that they are named before its line
+OPEN_SECONDS = 5.0  # what all trackers together may cost at the start, so that they are named before the first step
 CLOSE_SECONDS = 60.0  # what they may cost at the end
 _POLL = 5.0  # seconds after which a thread looks for records that nobody told it of
 
@@ -58,9 +58,15 @@ class Feeds:
         self._named = False  # or they took too long to start
 
     def wake(self) -> None:
-        """Say that metrics.jsonl has a new record. The first call waits OPEN_SECONDS at most for trackers to start."""
+        """Say that metrics.jsonl has a new record. Returns at once."""
         for feed in self._feeds:
             feed.wake()
+
+    def wait_until_named(self) -> None:
+        """Wait until all trackers have said where they are, or do not start. Only the first call waits, and not long.
+
+        It waits OPEN_SECONDS at most.
+        """
         deadline = time.monotonic() + OPEN_SECONDS
         for feed in self._feeds if not self._named else ():
             feed.started.wait(max(0.0, deadline - time.monotonic()))

@@ -62,11 +62,19 @@ class ProgressBar(StepObserver):
 
 
 class TrackerWake(StepObserver):
-    """The call to the trackers, which read the record from metrics.jsonl: it comes after the writer of that file."""
+    """The call to the trackers, which read the record from metrics.jsonl: it comes after the writer of that file.
+
+    It comes before the lines of the console, so that trackers are named before the first step.
+    """
 
     def __init__(self, trackers: Feeds) -> None:
         self._trackers = trackers
 
     def step(self, record: dict[str, Any]) -> None:
         """Tell the trackers that there is a record."""
+        self._trackers.wait_until_named()
         self._trackers.wake()
+
+    def note(self, text: str) -> None:
+        """Have the trackers named before the line."""
+        self._trackers.wait_until_named()

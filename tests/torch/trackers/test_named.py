@@ -5,8 +5,9 @@ It would catch a tracker that is named behind the first step, and a run that wai
 
 from __future__ import annotations
 
+import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import pytest
 from gspo_hpc.trackers import feed
 from gspo_hpc.trackers.protocol import Record, Sent, TrackedRun
 from gspo_hpc.trackers.registry import Service
+from gspo_hpc.training.observers.base import Observers
+from gspo_hpc.training.observers.console import ConsoleLines, TrackerWake
+from gspo_hpc.training.telemetry.console import Console
 
 
 class Late:
@@ -31,28 +35,29 @@ class Late:
         """Do nothing."""
 
 
-def feeds_of(folder: Path, may_start: threading.Event, told: list[str]) -> feed.Feeds:
+def feeds_of(folder: Path, may_start: threading.Event, tell: Callable[[str], None]) -> feed.Feeds:
     service = Service("late", lambda run, warn: Late(may_start))
-    return feed.Feeds([service], TrackedRun(folder, "id", "name", {}), told.append, told.append)
+    return feed.Feeds([service], TrackedRun(folder, "id", "name", {}), tell, tell)
 
 
 def test_a_tracker_is_named_before_the_first_step(tmp_path: Path) -> None:
-    may_start, told = threading.Event(), list[str]()
-    feeds = feeds_of(tmp_path, may_start, told)
+    may_start, said = threading.Event(), io.StringIO()
+    console = Console(said, 1, plain=True)
+    feeds = feeds_of(tmp_path, may_start, console.note)
     threading.Timer(0.2, may_start.set).start()
-    feeds.wake()
-    told.append("step 0")
+    observers = Observers([TrackerWake(feeds), ConsoleLines(console)])
+    observers.note("step 0: accuracy 0.5")
     feeds.close(0)
-    assert told == ["tracker: somewhere", "step 0"]
+    assert said.getvalue().splitlines() == ["tracker: somewhere", "step 0: accuracy 0.5"]
 
 
 def test_a_tracker_that_does_not_start_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_start, told = threading.Event(), list[str]()
-    feeds = feeds_of(tmp_path, may_start, told)
+    feeds = feeds_of(tmp_path, may_start, told.append)
     monkeypatch.setattr(feed, "OPEN_SECONDS", 0.1)
-    feeds.wake()
+    feeds.wait_until_named()
     monkeypatch.setattr(feed, "OPEN_SECONDS", 600.0)
-    later = threading.Thread(target=feeds.wake, daemon=True)
+    later = threading.Thread(target=feeds.wait_until_named, daemon=True)
     later.start()
     later.join(60.0)
     assert not later.is_alive() and told == []
