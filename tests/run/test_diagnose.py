@@ -170,10 +170,9 @@ def wasted(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Found
 
 def test_a_run_that_was_left_alone_has_nothing_to_be_mended(uninterrupted: Path) -> None:
     code, found = harness.diagnose(uninterrupted)
-    # It saves after every step of a fraction of a second, which on a busy machine is a tenth of its time, or a third.
-    said = {name: one["severity"] for name, one in found.items() if one["severity"] != "note"}
-    assert said.keys() <= {"slow_checkpoints"}, found
-    assert code == int("problem" in said.values()), found
+    assert code == 0, found
+    # It saves after every step of a fraction of a second, which on a busy machine is a tenth of its time.
+    assert {name for name, one in found.items() if one["severity"] != "note"} <= {"slow_checkpoints"}, found
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def says(seen: str, seed: int, more: int = 0) -> str:
 
 @pytest.mark.parametrize("name", ["Race", "Inherits"])
 def test_a_group_is_scored_once_all_of_its_conversations_are_over(tmp_path: Path, name: str) -> None:
-    """That of two points has 4 after two messages; that of three fails, and has no part in the race."""
+    """The game of two points has 4 after two messages; the one of three fails, and has no part in the race."""
     with turn_pool(config := race(tmp_path, name=name), 1) as pool:
         groups, _ = talk(config, pool, says, questions=2, samples=4)
     for group in groups.values():
@@ -116,7 +116,7 @@ def test_a_group_of_failures_is_not_scored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Walk", "Stroll"])
 def test_without_the_method_a_conversation_has_the_sum_of_its_rewards(tmp_path: Path, name: str) -> None:
-    """Of a class with a base nobody knows beforehand whether it has the method."""
+    """A class may have the method from its base, which nobody knows beforehand."""
     with turn_pool(config := race(tmp_path, name=name), 1) as pool:
         groups, _ = talk(config, pool, says, samples=3)
     assert [(one.reward, one.failure) for one in groups[0].completions] == [(0.0, None), (2.0, None), (4.0, None)]

@@ -81,7 +81,7 @@ def test_no_fix_changes_the_type_for_a_card_that_takes_the_one_that_is_given() -
 
 
 def test_where_other_cards_are_enough_a_nearer_repair_that_keeps_these_goes_before_them() -> None:
-    """That memory is lacking, too, shows only with a type that a T4 takes: so no layout was looked for."""
+    """Memory is lacking, too, which shows only with a type that a T4 takes: so no layout was looked for."""
     config = from_dict(sections("T4", {"path": "Qwen/Qwen3-4B"}, cluster={"gpus_per_node": 8}, memory={}))
     first, *others = repair.offered(config)
     keys = {change.key for change in first.changes}

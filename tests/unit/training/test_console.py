@@ -364,7 +364,7 @@ def test_a_collapse_is_said_once() -> None:
 
 
 def remarks(records: list[dict[str, Any]], **sections: dict[str, Any]) -> list[str]:
-    """What is said below the rows of a run with this config, each with the number of its row."""
+    """Return the remarks below the rows of a run with this config, each with the number of its row."""
     batch = {"global_batch_size": 64, "num_generations": 8, "steps_per_generation": 4}
     stream = io.StringIO()
     console = Console.of(loader.from_dict({"batch": batch} | sections), stream, None)
