@@ -55,7 +55,7 @@ def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen
 
 
 def planted(what: str, note: Path, rank: int = 1) -> dict[str, str]:
-    """Variables with which a rank of the first attempt has this planted; it makes the file `note` when it happens."""
+    """Variables with which a rank has this planted (tests/run/planted); a fault makes the file `note`."""
     assert (PLANTED / "sitecustomize.py").exists()
     found_first = os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     names = {"PYTHONPATH": found_first, "GSPO_HPC_TEST_PLANTED": what, "GSPO_HPC_TEST_PLANTED_NOTE": str(note)}

@@ -16,7 +16,7 @@ import pytest
 from gspo_hpc.data.records import UNFINISHED, Group
 from tests.run import harness
 from tests.run.test_environment import GAME, TURNS
-from tests.run.test_in_flight import IN_FLIGHT
+from tests.run.test_in_flight import IN_FLIGHT, orders
 from tests.run.test_partial_rollouts import ROLLOUTS, check_repeated, groups, journal, killed_and_resumed
 
 
@@ -43,6 +43,7 @@ def test_conversations_go_on_with_newer_weights_and_are_decided_by_their_journal
         "environment.workers=1",
         "reward.functions=[{function: environment}]",
         "rollout.max_response_length=32",
+        **orders("middle,between", tmp_path),
     )
     records = harness.metrics(run_dir)
     assert all(record["failures"] == 0 for record in records)
@@ -66,5 +67,5 @@ def test_conversations_go_on_with_newer_weights_and_are_decided_by_their_journal
                 # An answer to each message but the last, and the environment's own rewards: a half for a right number.
                 assert 1 <= one.text.count("\n> ") + 1 <= TURNS
                 of_several += len(one.pieces) > 1 and bool(np.any(one.environment))
-    assert of_several, "no conversation of several messages was sampled by two weights: give engines less room"
+    assert of_several, "no conversation of several messages was sampled by two weights"
     check_repeated(run_dir, command, log, tmp_path)

@@ -53,14 +53,17 @@ def carried(run_dir: Path, step: int) -> list[Any]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def killed_and_resumed(config: Path, run_dir: Path, log: Path, *overrides: str) -> list[str]:
-    """The command of a run that was killed in the middle of its second rollout and went on to its end."""
+def killed_and_resumed(config: Path, run_dir: Path, log: Path, *overrides: str, **variables: str) -> list[str]:
+    """The command of a run that was killed in the middle of its second rollout and went on to its end.
+
+    `variables`: more of its environment.
+    """
     command = harness.command(config, run_dir, *overrides)
-    process = harness.start(command, log)
+    process = harness.start(command, log, **variables)
     harness.wait_for(lambda: sum(map(len, journal(run_dir, 1).values())) > 2, process, log)
     harness.kill(process)
     before = journal(run_dir, 1)
-    process = harness.start(command, log)
+    process = harness.start(command, log, **variables)
     assert harness.finish(process, log) == 0, log.read_text()[-3000:]
     for name, lines in before.items():
         whole = [line for line in lines if line in journal(run_dir, 1)[name]]

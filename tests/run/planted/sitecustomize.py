@@ -1,6 +1,6 @@
-"""Plants what GSPO_HPC_TEST_PLANTED names in one rank of the first attempt. Python imports this at its start.
+"""Plants what GSPO_HPC_TEST_PLANTED names in one rank. Python imports this at its start.
 
-The rank is GSPO_HPC_TEST_PLANTED_RANK, or 1.
+The rank is GSPO_HPC_TEST_PLANTED_RANK, or 1. Several names are joined by a comma. Faults happen in the first attempt:
 
 "error": rank 1 fails, and its process groups never end. On gloo groups end at once; NCCL waits for kernels that the
 other ranks never join. Here the store of the job is asked for what nobody ever tells.
@@ -13,7 +13,12 @@ other ranks never join. Here the store of the job is asked for what nobody ever 
 
 "keys": a rank that generates gives its engine other keys than it has received.
 
-When it happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made.
+When one happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made. An order of events, which the clock decides otherwise,
+is that of every attempt:
+
+"middle": engines of a rank that generates go on with a rollout once newer weights have come, after three groups.
+
+"between": second messages of a few groups are answered after the end of the rollout, which does not need them.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -88,40 +94,83 @@ def wrong_keys(generators: Any) -> None:
     generators.EngineFiller._fill = fill_wrongly
 
 
+def waiting_for_weights(generation: Any) -> None:
+    """Change the module of a call of generation."""
+    step = generation.Generation._step_engine
+
+    def wait_and_step(self: Any) -> None:
+        most = self.config.batch.steps_per_generation * self.request.rollout  # steps before this rollout
+        come = self.recovery.or_weights(self.stop_requested)
+        while len(self._finished) >= 3 and self.recovery.weights_version < most and not come():
+            time.sleep(0.01)
+        step(self)
+
+    generation.Generation._step_engine = wait_and_step
+
+
+def answering_late(generation: Any) -> None:
+    """Change the module of a call of generation."""
+    from gspo_hpc.rollout.conversations import Conversations
+
+    late: set[int] = set()  # slots
+    run, go_on = generation.Generation.run, Conversations._go_on
+
+    def run_with(self: Any) -> Any:
+        enough, slots = self.request.enough, self.request.slots
+        spare = [] if enough is None else [slot for slot in slots if slot not in enough.required]
+        count = 0 if enough is None else (len(slots) - enough.groups) // 2
+        late.clear()
+        late.update(spare[len(spare) - count :])
+        return run(self)
+
+    def go_on_with(self: Any, answered: Any) -> None:
+        messages = {(slot, sample): self._open[slot].conversations[sample].messages for slot, sample in answered}
+        go_on(self, [key for key in answered if key[0] not in late or not messages[key]])
+
+    generation.Generation.run, Conversations._go_on = run_with, go_on_with
+
+
 PLANTED = {
     "error": ("gspo_hpc.training.jobs.train", failing),
     "exchange": ("gspo_hpc.checkpoint.shared_optimizer", dying),
     "stale": ("gspo_hpc.engine.engine", hiding),
     "kept": ("gspo_hpc.engine.engine", keeping),
     "keys": ("gspo_hpc.training.serving.generators", wrong_keys),
+    "middle": ("gspo_hpc.rollout.generation", waiting_for_weights),
+    "between": ("gspo_hpc.rollout.generation", answering_late),
 }
+ORDERS = ("middle", "between")
 
 
 class Finder:
-    """Finds the module as everybody does, and has it changed once it is loaded."""
+    """Finds the modules as everybody does, and has each changed once it is loaded."""
+
+    def __init__(self, names: list[str]) -> None:
+        """`names` of PLANTED."""
+        self._changes: dict[str, list[Any]] = {}
+        for name in names:
+            self._changes.setdefault(PLANTED[name][0], []).append(PLANTED[name][1])
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Called for every import."""
-        wanted, change = PLANTED[os.environ["GSPO_HPC_TEST_PLANTED"]]
-        if name != wanted:
+        changes = self._changes.pop(name, None)
+        if changes is None:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            change(module)
+            for change in changes:
+                change(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
-if (
-    rank == os.environ.get("GSPO_HPC_TEST_PLANTED_RANK", "1")
-    and os.environ.get("GSPO_HPC_ATTEMPT") == "1"
-    and "gspo_hpc.training.worker" in sys.orig_argv
-):
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+if rank == os.environ.get("GSPO_HPC_TEST_PLANTED_RANK", "1") and "gspo_hpc.training.worker" in sys.orig_argv:
+    first = os.environ.get("GSPO_HPC_ATTEMPT") == "1"
+    names = [name for name in os.environ["GSPO_HPC_TEST_PLANTED"].split(",") if first or name in ORDERS]
+    sys.meta_path.insert(0, Finder(names))  # type: ignore[arg-type]
