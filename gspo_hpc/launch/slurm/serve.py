@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,14 +9,9 @@ from pathlib import Path
 from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace, run_name
 from gspo_hpc.launch import preflight
-from gspo_hpc.launch.slurm import batch_step, commands, srun
-from gspo_hpc.launch.slurm.compat import Executor
+from gspo_hpc.launch.slurm import batch_step
 from gspo_hpc.launch.slurm.server_job import KEY, ORDER, Order, gpus_of
-from gspo_hpc.launch.slurm.submit import PATIENCE, comment_of, hand_in, make_executor, undone
-from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir
-from gspo_hpc.runs.jobs import new_job_folder, record_job
-from gspo_hpc.system.files import make_private_dir, remove_tree, write_atomically, write_json
 
 _MODULE = "gspo_hpc.launch.slurm.server_job"
 
@@ -45,25 +39,12 @@ def config_of(order: Order, overrides: Sequence[str]) -> Config:
 
 def script(config: Config, order: Order) -> str:
     """Return the batch script. Writes nothing and asks Slurm nothing."""
-    folder = Path(config.run_dir) / "jobs" / "NNNN"
-    return make_executor(config, folder).script(_command(config, order, folder))
+    return batch_step.script(config, lambda folder: _command(config, order, folder))
 
 
 def submit(config: Config, order: Order) -> tuple[str, Path]:
-    """Hand the job in; return Slurm's id of it and its folder. Raises SlurmError if Slurm does not take it."""
-    commands.own_jobs(PATIENCE)  # before anything is written: Slurm must answer
-    make_private_dir(Path(config.run_dir))
-    folder = new_job_folder(Path(config.run_dir))
-    with undone(lambda: remove_tree(folder)):
-        snapshot.take(folder / srun.CODE)  # nothing of a user's own runs
-        write_atomically(folder / "config.yaml", loader.dump(config))
-        write_json(folder / ORDER, asdict(order))
-        comment = comment_of(config, f"gspo_hpc_serve:{secrets.token_hex(8)}")
-        executor: Executor = make_executor(config, folder, comment)
-        command = _command(config, order, folder)
-        job_id = hand_in(lambda: executor.hand_in_script(command), folder, comment)
-    record_job(folder, job_id, comment)
-    return job_id, folder
+    """Hand the job in, without anything of a user's own runs; see :func:`batch_step.submit`."""
+    return batch_step.submit(config, lambda folder: _command(config, order, folder), (ORDER, asdict(order)), "serve")
 
 
 def _command(config: Config, order: Order, folder: Path) -> str:

@@ -17,6 +17,7 @@ from gspo_hpc.runs.directory import RunDir, open_run
 TRAINING = ("torch", "vllm", "megatron", "wandb", "transformers")
 SUBMITS = {
     "gspo_hpc.launch.slurm.array",
+    "gspo_hpc.launch.slurm.batch_step",
     "gspo_hpc.launch.slurm.compat",
     "gspo_hpc.launch.slurm.evaluation",
     "gspo_hpc.launch.slurm.serve",
