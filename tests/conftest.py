@@ -1,6 +1,6 @@
 """Few threads, no network and no account for all tests; and the lanes that they run in.
 
-tools/test.sh starts three pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
+tools/test.sh starts four pytest-xdist workers. Tests of one file stay together, and so do all tests of a tier that
 shares something expensive: the ranks of gloo, the engines, the undisturbed runs, the Slurm cluster. The Slurm tier
 comes first and takes one worker. It mostly waits for Slurm's clocks, so the others compute beside it, at a lower
 priority: what is timed on the cluster must not wait for a test that computes.

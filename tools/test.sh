@@ -8,7 +8,7 @@ usage() {
 usage: bash tools/test.sh [--quick] [pytest arguments]
 
 Sets up the environment for the tests, checks formatting, style, types and the layers between sub-packages, and runs
-the tests on three workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of
+the tests on four workers. One runs the tier slurm, which mostly waits for Slurm's clocks: it starts a real Slurm of
 four nodes on this machine, and installs it with apt-get if it is missing. The others run, quick ones first, the tiers
 unit (plain Python), torch, browser (pages in Chromium), gloo (Megatron-Core ranks), run (whole runs) and engine (vLLM).
 
@@ -54,6 +54,6 @@ say "tests"
 unset PYTHONDONTWRITEBYTECODE # where it is set, each of some hundred processes would compile the package again
 # Small tests on a few cores: more threads than one a process only get in each other's way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-# Three workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.
-[ "$NAMED" = 1 ] || ARGUMENTS=(-n 3 --dist loadscope --no-loadscope-reorder "${ARGUMENTS[@]}")
+# Four workers for the tiers (tests/conftest.py says who gets what); none for tests that are named.
+[ "$NAMED" = 1 ] || ARGUMENTS=(-n 4 --dist loadscope --no-loadscope-reorder "${ARGUMENTS[@]}")
 exec "$PYTHON" -m pytest "${FOLDERS[@]}" "${ARGUMENTS[@]}" </dev/null
