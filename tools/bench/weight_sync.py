@@ -309,9 +309,9 @@ def main() -> int:
     for place, (checkout, way) in zip((here, there), compared, strict=False):
         print(f"- {place}: commit {commit_of(checkout)}{'' if way == 'none' else f', adapters {way}'}")
     print(
-        f"\n{os.cpu_count()} cores; load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, with the "
-        f"least and the most, after {UNCOUNTED} that are not counted. MB is what travels, s is wall time, and processor s "
-        "is that of all trainer ranks and of the engine."
+        f"\n{os.cpu_count()} cores; load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, "
+        f"with the least and the most, after {UNCOUNTED} that are not counted. MB is what travels, s is wall time, and "
+        "processor s is that of all trainer ranks and of the engine."
         + (f" A ratio above 1 says that {there} takes longer. Both engines end with equal log-probs.\n" * two or "\n")
     )
     names = []
