@@ -331,13 +331,14 @@ def decisions() -> Iterator[str]:
     """Yield the rows of what every rank decides from the table alone: for 1,024 and 16,384 GPUs, 8 ranks a replica.
 
     "Who sends what" is what a pass decides beside its packing: for its samples, which rank 0 computes in part and holds
-    in part, for their results, and the rows of what it computes.
+    in part, for their results, and the rows of what it computes. The checksum is that of all tokens of an update, which
+    its record has.
     """
     yield (
         "| ranks | completions | MiB of table | s processor: join | read | pack a rollout | pack a quarter of it "
-        "| who sends what, a rollout | a quarter |"
+        "| who sends what, a rollout | a quarter | checksum of a quarter |"
     )
-    yield "|" + "---|" * 9
+    yield "|" + "---|" * 10
     for world, prompts in ((1024, 512), (16384, 8192)):
         count = prompts * SAMPLES
         made = np.zeros(count, ROW)
@@ -354,6 +355,7 @@ def decisions() -> Iterator[str]:
         dealt = [_timed(seconds, _dealt, part, world // 8) for part in parts]
         for part, assignment in zip(parts, dealt, strict=True):
             _timed(seconds, _senders, part, assignment, own)
+        _timed(seconds, parts[-1].tokens_crc32)
         figures = " | ".join(f"{one:.3f}" for one in seconds)
         yield f"| {world} | {count} | {len(raw) / MIB:.2f} | {figures} |"
 
