@@ -60,14 +60,26 @@ class GroupTable:
     @property
     def slots(self) -> list[int]:
         """The slots of the groups, ascending."""
-        found: list[int] = np.unique(self.rows["slot"]).tolist()
+        found: list[int] = self._firsts["slot"].tolist()
         return found
 
     @property
     def holders(self) -> dict[int, int]:
         """The rank that holds each group, by slot."""
-        slots, places = np.unique(self.rows["slot"], return_index=True)
-        return dict(zip(slots.tolist(), self.rows["holder"][places].tolist(), strict=True))
+        return dict(zip(self.slots, self._firsts["holder"].tolist(), strict=True))
+
+    @property
+    def _firsts(self) -> npt.NDArray[np.void]:
+        """The first row of each group."""
+        slots = self.rows["slot"]
+        return self.rows[np.append(True, slots[1:] != slots[:-1])[: len(slots)]]
+
+    def places(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row of each of `keys` [N, 2], slot and index of completions that the table has."""
+        slots, indices = self.rows["slot"].astype(np.int64), self.rows["index"].astype(np.int64)
+        found = np.searchsorted(slots << 32 | indices, keys[:, 0] << 32 | keys[:, 1])
+        assert (slots[found] == keys[:, 0]).all() and (indices[found] == keys[:, 1]).all(), "a key has no row"
+        return found
 
     def flagged(self, flag: int) -> npt.NDArray[np.bool_]:
         """Return True for every row that has the flag."""
@@ -78,11 +90,10 @@ class GroupTable:
         """Return the rows for which `mask` is True."""
         return GroupTable(self.rows[mask], self.names, self.reward_parts[mask], self.graded[mask], self.outcomes[mask])
 
-    def samples(self) -> list[Sample]:
-        """Return every completion that has tokens, for packing."""
+    def samples(self) -> npt.NDArray[np.int64]:
+        """Return every completion that has tokens, for packing: [N, 4], the fields of a Sample."""
         rows = self.rows[self.rows["response_len"] > 0]
-        columns = (rows[name].tolist() for name in ("slot", "index", "prompt_len", "response_len"))
-        return [Sample(*values) for values in zip(*columns, strict=True)]
+        return np.stack([rows[name].astype(np.int64) for name in Sample._fields], axis=1)
 
     def tokens_crc32(self) -> int:
         """Return the CRC-32 of the tokens of all completions, one after the other."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from gspo_hpc.data.packing import MicroBatch, Sample
+from gspo_hpc.data.packing import Assignment
 from gspo_hpc.data.records import Completion, Experts, Floats, Group, Prompt
 from gspo_hpc.data.table import EXCLUDED, UNGRADED, GroupTable, ShardedGroups, concatenate
 from gspo_hpc.exchange import wire_format
@@ -24,7 +24,6 @@ from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.exchange.wire_format import Item
 
 Key = tuple[int, int]  # slot and index of a completion; index -1: the prompt
-BatchesByRank = Sequence[Sequence[MicroBatch]]  # micro-batches by data-parallel rank
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
@@ -70,6 +69,17 @@ class Exchange:
         )
         return dict(sorted((slot, value) for slot, value in json.loads(whole)))
 
+    def spread(self, own: int) -> tuple[int, int]:
+        """Return the largest of a number that every replica has, and their sum. Collective."""
+        mine = [own, own if self.replicas.members[0] == self.transport.rank else 0]
+
+        def merge(parts: Sequence[bytes]) -> bytes:
+            pairs = [json.loads(part) for part in parts]
+            return json.dumps([max(one for one, _ in pairs), sum(one for _, one in pairs)]).encode()
+
+        most, total = json.loads(self.transport.tree_all_reduce(json.dumps(mine).encode(), merge))
+        return most, total
+
     def partition_files(
         self, files: Callable[[], Sequence[str]], read: Callable[[str], Mapping[int, Group]]
     ) -> tuple[dict[int, Group], set[int]]:
@@ -110,24 +120,20 @@ class Exchange:
         return {int(slot): (name, offset, length) for slot, (name, offset, length) in found.items()}
 
     def fetch(
-        self, groups: ShardedGroups, assignment: BatchesByRank, *, training: bool, experts: bool
+        self, groups: ShardedGroups, assignment: Assignment, *, training: bool, experts: bool
     ) -> dict[int, Group]:
         """Return, by slot, the parts of groups that this rank's replica computes; other completions of them are empty.
 
         With `training` they have all log-probs, else none; with `experts`, the choices of experts that are known.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_replica = _keys(assignment, prompts=True)
-        outgoing: dict[int, list[Item]] = {}
-        for number, keys in enumerate(by_replica):
-            items = [
-                _packed(groups.own[slot], index, training=training, experts=experts)
-                for slot, index in keys
-                if slot in groups.own
+        outgoing = {
+            self.replicas.leaders[number]: [
+                _packed(groups.own[slot], index, training=training, experts=experts) for slot, index in keys
             ]
-            if items:
-                outgoing[self.replicas.leaders[number]] = items
-        wanted = by_replica[self.replicas.own]
+            for number, keys in keys_by_replica(assignment, groups.own, prompts=True).items()
+        }
+        wanted = keys_of_replica(assignment, self.replicas.own, prompts=True)
         local = outgoing.pop(me, [])
         leads = self.replicas.members[0] == me
         counts = Counter(holders[slot] for slot, _ in wanted if holders[slot] != me) if leads else {}
@@ -139,7 +145,7 @@ class Exchange:
     def return_results(
         self,
         groups: ShardedGroups,
-        assignment: BatchesByRank,
+        assignment: Assignment,
         logprobs: Mapping[Key, Floats],
         experts: Mapping[Key, Experts] | None,
     ) -> tuple[dict[Key, Floats], dict[Key, Experts]]:
@@ -149,16 +155,16 @@ class Exchange:
         computed, the first replica's experts count.
         """
         holders, me = groups.table.holders, self.transport.rank
-        by_replica = _keys(assignment, prompts=experts is not None)
+        prompts = experts is not None
         outgoing: dict[int, list[Item]] = {}
         if self.replicas.members[0] == me:
-            for key in by_replica[self.replicas.own]:
+            for key in keys_of_replica(assignment, self.replicas.own, prompts=prompts):
                 arrays = (logprobs.get(key), None if experts is None else experts[key])
                 outgoing.setdefault(holders[key[0]], []).append(Item(*key, arrays))
         counts = {
-            leader: count
-            for leader, keys in zip(self.replicas.leaders, by_replica, strict=True)
-            if leader != me and (count := sum(slot in groups.own for slot, _ in keys))
+            leader: len(keys)
+            for number, keys in keys_by_replica(assignment, groups.own, prompts=prompts).items()
+            if (leader := self.replicas.leaders[number]) != me
         }
         found = {me: outgoing.pop(me, [])} | self.transport.exchange(outgoing, counts)
         values: dict[Key, Floats] = {}
@@ -200,14 +206,16 @@ class Exchange:
         return {slot: wire_format.content(text)[0] for slot, text in sorted(found.items()) if text is not None}
 
 
-def _keys(assignment: BatchesByRank, *, prompts: bool) -> list[list[Key]]:
-    """Return the completions of every replica and, if asked for, the prompts that they belong to, in order."""
-    found = []
-    for batches in assignment:
-        samples: list[Sample] = [sample for batch in batches for sample in batch]
-        keys = {(sample.slot, sample.index) for sample in samples}
-        found.append(sorted(keys | ({(sample.slot, -1) for sample in samples} if prompts else set())))
-    return found
+def keys_of_replica(assignment: Assignment, number: int, *, prompts: bool) -> list[Key]:
+    """Return the completions that a replica computes and, if asked for, the prompts that they belong to, in order."""
+    keys: list[Key] = list(map(tuple, assignment.samples[assignment.ranks == number, :2].tolist()))
+    return sorted({*keys, *((slot, -1) for slot, _ in keys)}) if prompts else keys
+
+
+def keys_by_replica(assignment: Assignment, slots: Collection[int], *, prompts: bool) -> dict[int, list[Key]]:
+    """Return what each replica computes of these slots, by replica, ascending; see :func:`keys_of_replica`."""
+    held = assignment.only(slots)
+    return {int(number): keys_of_replica(held, number, prompts=prompts) for number in np.unique(held.ranks)}
 
 
 def _join_tables(parts: Sequence[bytes]) -> bytes:
@@ -241,7 +249,8 @@ def _packed(group: Group, index: int, *, training: bool, experts: bool) -> Item:
 
 def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
     """Return the groups of these items, with advantages as the table has them."""
-    rows = {(slot, index): row for row, (slot, index) in enumerate(table.rows[["slot", "index"]].tolist())}
+    keys = np.array([(item.slot, item.index) for item in items if item.index >= 0], np.int64).reshape(-1, 2)
+    rows = dict(zip(map(tuple, keys.tolist()), table.rows[table.places(keys)], strict=True))
     found: dict[int, Group] = {}
     for item in sorted(items, key=lambda one: (one.slot, one.index)):  # a prompt before its completions
         arrays = [*item.arrays, *[None] * (wire_format.FIELDS - len(item.arrays))]  # of one that stayed here, fewer
@@ -250,7 +259,7 @@ def _unpacked(items: Sequence[Item], table: GroupTable) -> dict[int, Group]:
         if item.index < 0:
             found[item.slot] = Group(item.slot, Prompt(-1, tokens, "", {}), (), experts)
             continue
-        row = table.rows[rows[item.slot, item.index]]
+        row = rows[item.slot, item.index]
         completion = replace(
             _NOT_HERE,
             tokens=tokens,

@@ -63,7 +63,8 @@ class Recipe:
         if interval is None or (step != 1 and step % interval):
             return []
         moving = table.select(table.rows["advantage"] != 0.0).slots
-        return [*moving, *(slot for slot in table.slots if slot not in moving)][: options.record_groups]
+        found = dict.fromkeys([*moving, *table.slots])
+        return [*found][: options.record_groups]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gspo_hpc.algorithms.terms.advantages import batch_scale, by_reward, group_a
 from gspo_hpc.config.algorithm import Advantage
 from gspo_hpc.config.derived import PassName, PassSize, pass_sizes, router_replay
 from gspo_hpc.config.schema import Config
-from gspo_hpc.data.packing import MicroBatch, Sample, evenness, pack
+from gspo_hpc.data.packing import Assignment, evenness, pack, token_count
 from gspo_hpc.data.records import Completion, Experts, Floats, Group
 from gspo_hpc.data.table import EXCLUDED, TRUNCATED, GroupTable, ShardedGroups
 from gspo_hpc.exchange.exchange import Exchange, Key
@@ -136,7 +136,8 @@ def _with_table_advantages(groups: ShardedGroups, advantages: npt.NDArray[np.flo
     """Return the groups with these advantages, one for each row of the table, in the table and in the completions."""
     rows = groups.table.rows.copy()
     rows["advantage"] = np.float32(advantages)
-    found = {(int(slot), int(index)): float(a) for slot, index, a in rows[["slot", "index", "advantage"]]}
+    here = rows[["slot", "index", "advantage"]][np.isin(rows["slot"], list(groups.own))]
+    found = {(slot, index): a for slot, index, a in here.tolist()}
     scaled = with_values(groups, found, lambda c, a: replace(c, advantage=a))
     return replace(scaled, table=replace(groups.table, rows=rows))
 
@@ -254,7 +255,8 @@ def with_selected_tokens(
     """
     assert config.batch.global_batch_size and config.batch.num_generations
     updates = len(groups.table.slots) * config.batch.num_generations // config.batch.global_batch_size
-    counted = set(groups.table.rows[["slot", "index"]][in_loss(groups.table, config)].tolist())
+    here = groups.table.select(np.isin(groups.table.rows["slot"], list(groups.own)))
+    counted = set(here.rows[["slot", "index"]][in_loss(here, config)].tolist())
     parts = [minibatch(groups, config, number).own for number in range(updates)]
     own = [[key for key in sorted(entropies) if key[0] in part and key in counted] for part in parts]
     nothing = np.zeros(0, np.float32)
@@ -303,7 +305,7 @@ def step(
     # counts in N and is not computed.
     moving = counted if objective.moves_all else counted & (table.rows["advantage"] != 0.0)
     samples = table.select(moving).samples()
-    if not samples:
+    if not len(samples):
         policy.scheduler.step(1)  # the learning rate follows the steps of the run, as after every other update
         return None
     pass_size = pass_sizes(config)["update"]
@@ -326,9 +328,10 @@ def step(
     )
     logprobs = result.logprobs
     if keep:
-        theirs = [[[one for one in batch if one.slot in keep] for batch in rank] for rank in distributed]
-        logprobs, _ = policy.ranks.exchange.return_results(groups, theirs, result.logprobs, None)
-    packing = evenness(distributed, pass_size.micro_batch_tokens, config.batch.share_prompts)
+        logprobs, _ = policy.ranks.exchange.return_results(groups, distributed.only(keep), result.logprobs, None)
+    tokens_here = sum(token_count(batch, config.batch.share_prompts) for batch in distributed.batches)
+    most, total = policy.ranks.exchange.spread(tokens_here)
+    packing = evenness(most, total, policy.ranks.dp_size, len(distributed.batches), pass_size.micro_batch_tokens)
     return replace(result, packing=packing, logprobs=logprobs)
 
 
@@ -344,11 +347,12 @@ def _with_prompt_tokens(batch: PackedBatch, tokens: Mapping[int, int]) -> Packed
     return replace(batch, prompt_tokens=torch.tensor(values, dtype=torch.int64, device=batch.tokens.device))
 
 
-def _distribute(policy: Policy, samples: Sequence[Sample], size: PassSize, config: Config) -> list[list[MicroBatch]]:
-    """Return the micro-batches of every data-parallel rank."""
+def _distribute(policy: Policy, samples: npt.NDArray[np.int64], size: PassSize, config: Config) -> Assignment:
+    """Return which data-parallel rank computes each sample, and the micro-batches of this one."""
     return pack(
         samples,
         dp_size=policy.ranks.dp_size,
+        rank=policy.ranks.dp_rank,
         micro_batch_size=size.micro_batch_size,
         micro_batch_tokens=size.micro_batch_tokens,
         share_prompts=config.batch.share_prompts,
@@ -359,7 +363,7 @@ def _distribute(policy: Policy, samples: Sequence[Sample], size: PassSize, confi
 def _pack_own(
     policy: Policy,
     groups: ShardedGroups,
-    distributed: Sequence[Sequence[MicroBatch]],
+    distributed: Assignment,
     config: Config,
     *,
     training: bool,
@@ -369,7 +373,7 @@ def _pack_own(
     ranks = policy.ranks
     by_slot = ranks.exchange.fetch(groups, distributed, training=training, experts=replay)
     share = config.batch.share_prompts
-    return [build(by_slot, chosen, share_prompts=share).to(ranks.device) for chosen in distributed[ranks.dp_rank]]
+    return [build(by_slot, chosen, share_prompts=share).to(ranks.device) for chosen in distributed.batches]
 
 
 def with_values(

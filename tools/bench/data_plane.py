@@ -46,10 +46,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from gspo_hpc.data.packing import pack
+from gspo_hpc.data.packing import Assignment, pack
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.table import ROW, GroupTable, ShardedGroups, concatenate
-from gspo_hpc.exchange.exchange import Exchange, Replicas
+from gspo_hpc.exchange.exchange import Exchange, Replicas, keys_by_replica, keys_of_replica
 from gspo_hpc.exchange.prompts import SharedPrompts
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.rollout.notices import POLL_SECONDS, NodeTopology, Notices
@@ -120,13 +120,14 @@ class Rank:
             assignment = pack(
                 groups.table.samples(),
                 dp_size=len(exchange.replicas.leaders),
+                rank=exchange.replicas.own,
                 micro_batch_size=None,
                 micro_batch_tokens=BUDGET,
                 share_prompts=True,
             )
         with self._phase("samples for log-probs"):
             fetched = exchange.fetch(groups, assignment, training=False, experts=experts)
-        keys = [(s.slot, s.index) for batch in assignment[exchange.replicas.own] for s in batch]
+        keys = [(s.slot, s.index) for batch in assignment.batches for s in batch]
         logprobs = {key: fetched[key[0]].completions[key[1]].tokens.astype(np.float32) for key in keys}
         del fetched
         with self._phase("log-probs back"):
@@ -327,26 +328,67 @@ def rows(world: int, ranks: list[dict[str, dict[str, float]]]) -> Iterator[str]:
 
 
 def decisions() -> Iterator[str]:
-    """Yield the rows of what every rank decides from the table alone: for 1,024 and 16,384 GPUs, 8 ranks a replica."""
-    yield "| ranks | completions | MiB of table | s processor: join, list | pack a rollout | pack a quarter of it |"
-    yield "|---|---|---|---|---|---|"
+    """Yield the rows of what every rank decides from the table alone: for 1,024 and 16,384 GPUs, 8 ranks a replica.
+
+    "Who sends what" is what a pass decides beside its packing: for its samples, which rank 0 computes in part and holds
+    in part, for their results, and the rows of what it computes. The checksum is that of all tokens of an update, which
+    its record has.
+    """
+    yield (
+        "| ranks | completions | MiB of table | s processor: join | read | pack a rollout | pack a quarter of it "
+        "| who sends what, a rollout | a quarter | checksum of a quarter |"
+    )
+    yield "|" + "---|" * 10
     for world, prompts in ((1024, 512), (16384, 8192)):
         count = prompts * SAMPLES
         made = np.zeros(count, ROW)
         made["slot"], made["index"] = np.repeat(np.arange(prompts), SAMPLES), np.tile(np.arange(SAMPLES), prompts)
         made["prompt_len"], made["response_len"] = PROMPT, np.random.default_rng(0).integers(100, 8192, count)
         by_grader = (np.zeros((count, 1)), np.zeros((count, 1), np.bool_), np.zeros((count, 1), np.uint8))
-        raw = GroupTable(made, ("reward",), *by_grader).to_bytes()
-        marks = [time.process_time()]
-        whole = GroupTable.from_bytes(raw)
-        half = whole.rows["slot"] < prompts // 2
-        samples = concatenate([whole.select(half), whole.select(~half)]).samples()
-        for part in (samples, samples[: count // 4]):
-            marks.append(time.process_time())
-            pack(part, dp_size=world // 8, micro_batch_size=None, micro_batch_tokens=BUDGET, share_prompts=True)
-        marks.append(time.process_time())
-        join, first, update = np.diff(marks)
-        yield f"| {world} | {count} | {len(raw) / MIB:.2f} | {join:.3f} | {first:.3f} | {update:.3f} |"
+        table = GroupTable(made, ("reward",), *by_grader)
+        halves = [table.select(table.rows["slot"] % 2 == odd).to_bytes() for odd in (0, 1)]
+        own = set(range(prompts)[:: world // 8])
+        seconds: list[float] = []
+        raw = _timed(seconds, _joined, halves)
+        table = _timed(seconds, GroupTable.from_bytes, raw)
+        parts = [table.select(table.rows["slot"] < end) for end in (prompts, prompts // 4)]
+        dealt = [_timed(seconds, _dealt, part, world // 8) for part in parts]
+        for part, assignment in zip(parts, dealt, strict=True):
+            _timed(seconds, _senders, part, assignment, own)
+        _timed(seconds, parts[-1].tokens_crc32)
+        figures = " | ".join(f"{one:.3f}" for one in seconds)
+        yield f"| {world} | {count} | {len(raw) / MIB:.2f} | {figures} |"
+
+
+def _timed(seconds: list[float], work: Callable[..., Any], *given: object) -> Any:
+    began = time.process_time()
+    found = work(*given)
+    seconds.append(time.process_time() - began)
+    return found
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return concatenate([GroupTable.from_bytes(part) for part in parts]).to_bytes()
+
+
+def _dealt(table: GroupTable, replicas: int) -> Assignment:
+    """Return who computes what, as every rank decides it."""
+    return pack(
+        table.samples(),
+        dp_size=replicas,
+        rank=0,
+        micro_batch_size=None,
+        micro_batch_tokens=BUDGET,
+        share_prompts=True,
+    )
+
+
+def _senders(table: GroupTable, assignment: Assignment, own: set[int]) -> None:
+    """Decide what is sent and received for a pass and for its results, by a rank that computes and holds `own`."""
+    for prompts in (True, False):
+        keys = keys_of_replica(assignment, 0, prompts=prompts)
+        assert keys and keys_by_replica(assignment, own, prompts=prompts) and table.holders
+    assert len(table.places(np.array(keys))) == len(keys)
 
 
 def main() -> None:

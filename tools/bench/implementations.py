@@ -256,7 +256,8 @@ def ours_packing(data: Arrays) -> Run:
     budget = int(data["budget"])
 
     def run() -> Mapping[str, Any]:
-        (batches,) = pack(samples, dp_size=1, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=False)
+        found = pack(samples, dp_size=1, rank=0, micro_batch_size=None, micro_batch_tokens=budget, share_prompts=False)
+        batches = found.batches
         return _Later.bins([[sample.slot for sample in batch] for batch in batches], data["lengths"])
 
     return run

@@ -229,20 +229,28 @@ def measure(compared: list[tuple[Path, str]], model: Path, layout: str, rounds: 
     sides = []
     try:
         for number, (checkout, way) in enumerate(compared):
-            sides.append(Side(checkout, way, model, ranks, workers, work / f"side-{number}.log"))
+            log, began = work / f"side-{number}.log", time.perf_counter()
+            say(f"starts {ranks} trainer ranks and an engine of {workers} workers from {checkout}; they write to {log}")
+            sides.append(Side(checkout, way, model, ranks, workers, log))
             sides[-1].ask("")
+            say(f"they are ready after {time.perf_counter() - began:.0f} s")
         found: list[list[Taken]] = [[] for _ in sides]
         for number in range(UNCOUNTED + rounds):
             order = list(range(len(sides)))
+            taken = [Taken(0.0, 0.0)] * len(sides)
             for place in order if number % 2 else reversed(order):
                 before = sides[place].processor_seconds()
                 seconds = float(sides[place].ask("sync"))
+                taken[place] = Taken(seconds, sides[place].processor_seconds() - before)
                 if number >= UNCOUNTED:
-                    found[place].append(Taken(seconds, sides[place].processor_seconds() - before))
+                    found[place].append(taken[place])
+            times = ", ".join(f"{one.seconds:.2f} s ({one.processor:.2f} s of processors)" for one in taken)
+            say(f"sync {number + 1} of {UNCOUNTED + rounds}{'' if number >= UNCOUNTED else ', not counted'}: {times}")
         here, *others = (np.array(json.loads(side.ask("logprobs"))) for side in sides)
         allowed = 0.0 if compared[0][1] == "none" else 1e-3
         if any(np.abs(here - other).max() > allowed for other in others):
             raise RuntimeError("the engines of the two sides do not have the same weights")
+        say("log-probs of the engines are " + ("equal bit for bit" if not allowed else f"equal to {allowed:g}"))
         return found
     finally:
         for side in sides:
@@ -270,6 +278,14 @@ def adapter_elements(model: Path) -> int:
     return sum(rows * columns for rows, columns in shapes.values())
 
 
+def commit_of(checkout: Path) -> str:
+    """Return the commit of a checkout, and whether files differ from it."""
+    found = subprocess.run(
+        ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=8"], capture_output=True, text=True
+    )
+    return found.stdout.strip() or "unknown"
+
+
 def main() -> int:
     """Measure, and print Markdown."""
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="100000")  # as a rank has it
@@ -289,13 +305,22 @@ def main() -> int:
     if args.adapters:
         compared, args.models = [(REPO, "adapters"), (REPO, "merged")], ["dense"]
     here, there = ("beside", "merged") if args.adapters else ("this", "the other")
-    print(f"Load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, with the range.\n")
+    two = len(compared) > 1
+    for place, (checkout, way) in zip((here, there), compared, strict=False):
+        print(f"- {place}: commit {commit_of(checkout)}{'' if way == 'none' else f', adapters {way}'}")
+    print(
+        f"\n{os.cpu_count()} cores; load average before: {os.getloadavg()[0]:.2f}. Medians of {args.rounds} syncs, "
+        f"with the least and the most, after {UNCOUNTED} that are not counted. MB is what travels, s is wall time, and "
+        "processor s is that of all trainer ranks and of the engine."
+        + (f" A ratio above 1 says that {there} takes longer. Both engines end with equal log-probs.\n" * two or "\n")
+    )
     names = []
     for kind in ("s", "processor s"):
-        names += [f"{kind}, {here}", *([f"{kind}, {there}", f"{there} / {here}"] if len(compared) > 1 else [])]
+        names += [f"{kind}, {here}", *([f"{kind}, {there}", f"{there} / {here}"] if two else [])]
     print("| | MB | " + " | ".join(names) + " |\n|---|---" + "|---" * len(names) + "|", flush=True)
     with tempfile.TemporaryDirectory(prefix="weight-sync-") as folder:
         for kind in args.models:
+            say(f"makes the model {kind}")
             model = make_model(Path(folder) / kind, kind)
             sizes = [float(sum(file.stat().st_size for file in model.glob("*.safetensors")))]
             if args.adapters:

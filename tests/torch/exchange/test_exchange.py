@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_hpc.data.packing import MicroBatch, pack
+from gspo_hpc.data.packing import Assignment, pack
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.exchange import transport, wire_format
 from gspo_hpc.exchange.exchange import Exchange, Replicas
@@ -77,13 +77,14 @@ def layout(link: Transport, dp: int) -> Exchange:
     return Exchange(link, Replicas(tuple(range(dp)), link.rank % dp, tuple(members)))
 
 
-def dealt_of(exchange: Exchange, groups: Any) -> list[list[MicroBatch]]:
-    """Micro-batches of all data-parallel ranks."""
+def dealt_of(exchange: Exchange, groups: Any, size: int | None = None, tokens: int | None = None) -> Assignment:
+    """Who computes what, as every rank decides it."""
     return pack(
         groups.table.samples(),
         dp_size=len(exchange.replicas.leaders),
-        micro_batch_size=None,
-        micro_batch_tokens=64,
+        rank=exchange.replicas.own,
+        micro_batch_size=size,
+        micro_batch_tokens=tokens,
         share_prompts=True,
     )
 
@@ -106,8 +107,8 @@ def test_a_rank_gets_what_its_replica_computes_and_nothing_else(
         exchange = layout(link, dp)
         groups = exchange.gather_table(g for g in whole if (g.slot * g.slot) % ranks == link.rank)
         assert groups.table.slots == list(range(7))
-        assignment = dealt_of(exchange, groups)
-        own = {(s.slot, s.index) for batch in assignment[exchange.replicas.own] for s in batch}
+        assignment = dealt_of(exchange, groups, tokens=64)
+        own = {(s.slot, s.index) for batch in assignment.batches for s in batch}
         found = exchange.fetch(groups, assignment, training=True, experts=True)
         assert set(found) == {slot for slot, _ in own}
         for slot, group in found.items():
@@ -140,16 +141,15 @@ def test_results_return_to_the_ranks_that_hold_the_groups(ranks: int, dp: int) -
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
         groups = exchange.gather_table(g for g in whole if g.slot % ranks == link.rank)
-        assignment = pack(  # one by one, so that replicas share groups
-            groups.table.samples(), dp_size=dp, micro_batch_size=1, micro_batch_tokens=None, share_prompts=True
-        )
-        assert dp == 1 or {s.slot for [s] in assignment[0]} & {s.slot for [s] in assignment[1]}
+        assignment = dealt_of(exchange, groups, size=1)  # one by one, so that replicas share groups
+        slots = assignment.samples[:, 0]
+        assert dp == 1 or {*slots[assignment.ranks == 0]} & {*slots[assignment.ranks == 1]}
         place = exchange.replicas.own
-        keys = [(s.slot, s.index) for batch in assignment[place] for s in batch]
+        keys = [(s.slot, s.index) for batch in assignment.batches for s in batch]
         logprobs = {key: whole[key[0]].completions[key[1]].logprobs + place for key in keys}
         experts = {key: np.full((2, 1, 1), place, np.uint8) for key in (*keys, *((slot, -1) for slot, _ in keys))}
         values, chosen = exchange.return_results(groups, assignment, logprobs, experts)
-        by = {(s.slot, s.index): n for n, batches in enumerate(assignment) for batch in batches for s in batch}
+        by = dict(zip(map(tuple, assignment.samples[:, :2].tolist()), assignment.ranks.tolist(), strict=True))
         wanted = {(slot, index) for slot, group in groups.own.items() for index in range(len(group.completions))}
         assert set(values) == wanted
         for (slot, index), array in values.items():
@@ -170,17 +170,25 @@ def test_a_rank_receives_no_more_than_it_computes_and_sends_no_more_than_it_hold
     def work(link: Transport) -> None:
         exchange = layout(link, dp)
         groups = exchange.gather_table(g for g in whole if (g.slot + 1) % ranks == link.rank)
-        assignment = pack(
-            groups.table.samples(), dp_size=dp, micro_batch_size=None, micro_batch_tokens=9000, share_prompts=True
-        )
+        assignment = dealt_of(exchange, groups, tokens=9000)
         received, sent = link.received, link.sent
         exchange.fetch(groups, assignment, training=True, experts=False)
-        mine = [s for batch in assignment[exchange.replicas.own] for s in batch]
+        mine = [s for batch in assignment.batches for s in batch]
         row = wire_format.WIDTH * 8 + 4 * 8 + 4 * 8  # header, padding, the tokens of a prompt
         need = sum((4 * 4 + 1) * s.response_len + 2 * row for s in mine)
         held = sum((4 * 4 + 1) * len(c.tokens) + 2 * row for g in groups.own.values() for c in g.completions)
         assert link.received - received <= need
         assert link.sent - sent <= held + 2 * need * (len(exchange.replicas.members) > 1)
+
+    on_ranks(ranks, work)
+
+
+@pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (6, 3), (5, 5)])
+def test_a_number_of_every_replica_is_counted_once(ranks: int, dp: int) -> None:
+    def work(link: Transport) -> None:
+        exchange = layout(link, dp)
+        numbers = [7, 100, 3, 5, 2][:dp]
+        assert exchange.spread(numbers[exchange.replicas.own]) == (max(numbers), sum(numbers))
 
     on_ranks(ranks, work)
 

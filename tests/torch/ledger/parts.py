@@ -83,6 +83,7 @@ class Job:
     groups: dict[int, Any] = field(default_factory=dict)  # of the rollout in which the job ended, by rank
     noted: bool = False  # whether a pass for old log-probs has noted choices of experts
     stopped_in: str = ""  # the phase in which the script has stopped it
+    saved_away: set[int] = field(default_factory=set)  # GPUs whose trainer had to come back for a save
 
     def parts(self, phase: str) -> dict[str, int]:
         """Return the parts of a phase of the plan."""
@@ -745,9 +746,11 @@ class Saver:
         """Bring back what is to be saved, as sharded.prepare does."""
         job = self._policy.job
         gpu, node = job.world.rank, job.node
-        self._policy.restore()
-        self._policy.settle()
+        if self._policy.weight_offload.is_offloaded:
+            job.saved_away.add(gpu)
         with node.phase(gpu, "save"):
+            self._policy.restore()
+            self._policy.settle()
             gather_optimizer(self._policy)
             node.keep_on_host(gpu, "copy", job.estimate.host.get("checkpoint_copy", 0) // job.world.size)
 

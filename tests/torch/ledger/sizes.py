@@ -149,7 +149,7 @@ def _choices(arch: Architecture, config: Config, stage: int) -> Choices:
         size, every = derived.pass_sizes(config)[name], itertools.product(slots, range(each))
         samples = [Sample(slot, index, prompt, length) for slot, index in every]
         counts = {"micro_batch_size": size.micro_batch_size, "micro_batch_tokens": size.micro_batch_tokens}
-        return pack(samples, dp_size=replicas, share_prompts=batch.share_prompts, **counts)[0]
+        return pack(samples, dp_size=replicas, rank=0, share_prompts=batch.share_prompts, **counts).batches
 
     def packed(batches: list[list[Sample]]) -> int:
         return one * sum(token_count(samples, batch.share_prompts) for samples in batches)

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_hpc.checkpoint import shared_optimizer
-from gspo_hpc.config import loader, paths
+from gspo_hpc.config import derived, loader, paths
 from gspo_hpc.config.constants import LOGITS_BLOCK_BYTES
 from gspo_hpc.engine import engine as engines
 from gspo_hpc.models import architecture
@@ -73,6 +73,8 @@ def test_presets_never_pass_their_cards(
     job = job_of(config, model, 1, SCRIPT)
     end = run(job, Cursor(), monkeypatch, model)
     assert end.step < 9
+    if "weights" in derived.offloaded_parts(config):  # the stop in a rollout comes while the trainer is away
+        assert job.saved_away == set(range(job.world.size))
     again = job_of(config, model, 2, {})
     assert run(again, end, monkeypatch, model).step == 9
     assert {"head_backward", "update", "probe", "evaluation"} - {one.name for one in job.estimate.phases} <= absent(job)

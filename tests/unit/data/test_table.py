@@ -85,7 +85,12 @@ def test_the_table_is_that_of_all_groups_whoever_holds_them(made: list[Group], r
             if name in there:
                 assert same(table.reward_parts[place, column], completion.reward_parts[name])
     assert table.tokens_crc32() == zlib.crc32(b"".join(c.tokens.tobytes() for _, _, c in every))
-    assert [(s.slot, s.index) for s in table.samples()] == [(g.slot, i) for g, i, c in every if len(c.tokens)]
+    assert table.samples().tolist() == [
+        [g.slot, i, len(g.prompt.tokens), len(c.tokens)] for g, i, c in every if len(c.tokens)
+    ]
+    keys = np.array([(g.slot, i) for g, i, _ in every], np.int64).reshape(-1, 2)
+    backwards = table.places(keys[::-1])
+    assert backwards.tolist() == [*range(len(table))][::-1]
 
 
 def test_groups_are_chosen_by_their_slots() -> None:
