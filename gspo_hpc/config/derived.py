@@ -315,13 +315,11 @@ def engines_per_node(config: Config) -> int:
 
     It is never 0, so that what follows can be said of a layout that a rule refuses.
     """
-    return config.rollout.engines_per_node or max(
-        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
-    )
+    return config.rollout.engines_per_node or max(1, config.cluster.gpus_per_node // config.gpus_per_engine)
 
 
 def engine_gpus_per_node(config: Config) -> int:
-    """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
+    """Return the GPUs of a node that engines of the policy have: all of them where one has several nodes."""
     gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
     if engine_over_nodes(config):
         return gpus
