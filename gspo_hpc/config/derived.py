@@ -138,8 +138,10 @@ def has_own_layout(config: Config) -> bool:
 
 
 def rewards_count(config: Config) -> bool:
-    """Return False where a teacher is the only signal: no reward function has a weight."""
-    return not config.algorithm.has_teacher or any(term.weight for term in config.reward.functions)
+    """Return False where a teacher is the only signal: no reward function of training prompts has a weight."""
+    given = [term.weight for term in config.reward.functions if not term.only_named]
+    given += [weight for one in config.data.sources for weight in (one.rewards or {}).values()]
+    return not config.algorithm.has_teacher or any(given)
 
 
 def bringup_seconds(config: Config) -> float:
@@ -315,13 +317,11 @@ def engines_per_node(config: Config) -> int:
 
     It is never 0, so that what follows can be said of a layout that a rule refuses.
     """
-    return config.rollout.engines_per_node or max(
-        1, config.cluster.gpus_per_node // config.rollout.tensor_parallel_size
-    )
+    return config.rollout.engines_per_node or max(1, config.cluster.gpus_per_node // config.gpus_per_engine)
 
 
 def engine_gpus_per_node(config: Config) -> int:
-    """Return the GPUs of a node that generate: all of them where an engine has several nodes."""
+    """Return the GPUs of a node that engines of the policy have: all of them where one has several nodes."""
     gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
     if engine_over_nodes(config):
         return gpus
@@ -360,14 +360,15 @@ def role_of(config: Config, rank: int) -> Role:
 
 
 def decider(config: Config, source: Rows | None = None) -> str:
-    """Return the name of the function that decides: `eval.reward`, by default the first.
+    """Return the name of the function that decides: `eval.reward`, by default the first that grades all prompts.
 
     For a source with functions of its own it is the first of these, unless `eval.reward` is among them.
     """
     own = None if source is None else source.rewards
     if own is not None and config.eval.reward not in own:
         return str(next(iter(own)))
-    return config.eval.reward or config.reward.functions[0].function
+    functions = config.reward.functions
+    return config.eval.reward or next((one for one in functions if not one.only_named), functions[0]).function
 
 
 def eval_of(config: Config, name: str) -> Eval:

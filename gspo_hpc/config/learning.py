@@ -168,6 +168,10 @@ class RewardFunction(Section):
         None, "Lowest and highest value of this term, [low, high], to which others are clipped before their weight."
     )
     args: FreeForm = key({}, "Arguments of the function.")
+    only_named: bool = key(
+        False,
+        "Grade the prompts of sources and evaluation sets whose `rewards` name this function, and no others.",
+    )
     timeout: Positive | None = key(None, "Seconds that a call of this function may take; by default reward.timeout.")
     retries: CountFrom0 = key(
         0,

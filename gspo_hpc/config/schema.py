@@ -158,7 +158,15 @@ class Config(Section):
         rollout, gpus = self.rollout, self.cluster.gpus_per_node
         if rollout.mode != "server" or self.cluster.generation_nodes:
             return gpus
-        return max(0, gpus - (rollout.engines_per_node or 0) * rollout.tensor_parallel_size)
+        return max(0, gpus - (rollout.engines_per_node or 0) * self.gpus_per_engine)
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """GPUs of an engine of the policy, and of the engines of reward models that are set apart beside it."""
+        own = self.rollout.tensor_parallel_size
+        if self.rollout.mode != "server":
+            return own
+        return own + sum(one.tensor_parallel_size for one in self.reward.models if one.placement == "apart")
 
     @property
     def training_nodes(self) -> int:

@@ -86,6 +86,7 @@ class EngineSettings:
     model_path: str
     dtype: str = "float32"
     tensor_parallel_size: int = 1
+    first_gpu: int = 0  # how many GPUs behind that of the process that owns it its own begin
     max_model_len: int = 2048
     platform: Literal["cpu", "cuda"] = "cpu"
     kv_cache_gb: float = 1.0  # CPU only
@@ -202,9 +203,9 @@ def environment(settings: EngineSettings) -> dict[str, str]:
         values |= _preloaded()
         if settings.engine_args.get("enforce_eager", True):
             values["TORCHDYNAMO_DISABLE"] = "1"  # else vLLM compiles a function that counts ranks, with a C++ compiler
-    else:  # this process's GPU and the ones after it
+    else:  # this process's GPU and the ones after it, or GPUs behind these
         visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
-        first = torch.cuda.current_device()
+        first = torch.cuda.current_device() + settings.first_gpu
         mine = range(first, first + settings.tensor_parallel_size)
         if visible and mine[-1] >= len(visible):
             raise ValueError(

@@ -81,9 +81,11 @@ def engine_peers(
 def engine_place(config: Config, local_rank: int) -> int | None:
     """Return the place of a rank among those on its engine's GPUs, 0 for the owner; None where there is no engine.
 
-    Engines on GPUs of their own lie side by side; those that share GPUs with training are spread over a node.
+    Engines on GPUs of their own lie side by side, each with the reward models that are set apart behind it; those that
+    share GPUs with training are spread over a node.
     """
     size, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
     per_node = engines_per_node(config)
-    engine, place = divmod(local_rank, size if config.rollout.mode == "server" else gpus // per_node)
+    spacing = config.gpus_per_engine if config.rollout.mode == "server" else gpus // per_node
+    engine, place = divmod(local_rank, spacing)
     return place if engine < per_node and place < size else None

@@ -383,14 +383,15 @@ def _saving(draft: Draft, updates: int) -> None:
             draft.put("eval.after", False, comment=text, of=(name,))
         else:
             draft.credit(key, name)
-    saved = (draft.whole("trainer.save_freq", -1, least=-1) or -1) > 0
-    samples = draft.whole(f"{ROLLOUT}.val_kwargs.n", 1) or 1
-    heat = draft.number(f"{ROLLOUT}.val_kwargs.temperature", 0.0)
+    saved, val = (draft.whole("trainer.save_freq", -1, least=-1) or -1) > 0, f"{ROLLOUT}.val_kwargs"
+    samples, heat = draft.whole(f"{val}.n", 1) or 1, draft.number(f"{val}.temperature", 0.0)
     if samples > 1 and heat:
-        draft.put("eval.samples", samples, f"{ROLLOUT}.val_kwargs.n")
-        draft.put("eval.temperature", heat, f"{ROLLOUT}.val_kwargs.temperature")
+        draft.put("eval.samples", samples, f"{val}.n")
+        draft.put("eval.temperature", heat, f"{val}.temperature")
+        draft.put("eval.top_p", draft.number(f"{val}.top_p", 1.0), f"{val}.top_p")
+        draft.put("eval.top_k", draft.whole(f"{val}.top_k", -1, least=-1) or -1, f"{val}.top_k")
     elif samples > 1:
-        draft.drop(f"{ROLLOUT}.val_kwargs.n", "all are greedy at temperature 0, which is verl's default: one is enough")
+        draft.drop(f"{val}.n", "all are greedy at temperature 0, which is verl's default: one is enough")
     limits = ("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep")
     limit = next((name for name in limits if draft.given(name)), limits[0])  # of several, the one that is given
     for name in limits:

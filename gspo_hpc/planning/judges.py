@@ -47,10 +47,15 @@ def notes(plan: PlanBuilder) -> Iterator[str]:
     lengths = (rollout.max_prompt_length, rollout.max_response_length)
     totals = {"max_requests": 0.0, "max_completion_tokens": 0.0, "max_cost": 0.0}
     for term in found:
-        parts = [f"{most + scored:,} requests ({most:,} completions of rollouts, {scored:,} of evaluations)"]
+        trains = not term.only_named or any(one.rewards for one in config.data.sources)
+        rolled = most if trains else 0
+        parts = [f"{rolled + scored:,} requests ({rolled:,} completions of rollouts, {scored:,} of evaluations)"]
         if not whole:
-            parts = [f"{most:,} requests for rollouts, and one for each completion of an evaluation"]
-        count, prices = most + scored, [float(term.args.get(f"{kind}_price", 0.0)) for kind in ("prompt", "completion")]
+            parts = [f"{rolled:,} requests for rollouts, and one for each completion of an evaluation"]
+        count, prices = (
+            rolled + scored,
+            [float(term.args.get(f"{kind}_price", 0.0)) for kind in ("prompt", "completion")],
+        )
         reply = reply_tokens(term.args)
         asked = count * sum(lengths)
         parts.append(f"about {asked:,} prompt tokens beside its template")

@@ -123,7 +123,9 @@ def _engines(plan: PlanBuilder) -> None:
     cluster, rollout = plan.config.cluster, plan.config.rollout
     gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, engines_per_node(plan.config)
     over = tp // gpus if tp > gpus else 1  # nodes that an engine reaches over
+    each = plan.config.gpus_per_engine
     plan.layout |= {"nodes": cluster.nodes, "gpus_per_node": gpus}
+    plan.layout |= {"reward_model_gpus_per_engine": each - tp} if each > tp else {}
     if plan.server and cluster.generation_nodes:
         plan.layout["generation_nodes"] = cluster.generation_nodes
         plan.world = plan.config.world_size or None
@@ -138,9 +140,9 @@ def _engines(plan: PlanBuilder) -> None:
         plan.world = None
         return
     if plan.server:
-        left = gpus - engines * tp
+        left = gpus - engines * each
         plan.world = cluster.nodes * left if left > 0 else None
-        plan.layout["gpus_set_apart_per_node"] = engines * tp
+        plan.layout["gpus_set_apart_per_node"] = engines * each
     plan.layout |= {
         "engines_per_node": engines,
         "num_engines": engines * cluster.nodes // over,

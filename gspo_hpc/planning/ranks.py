@@ -41,8 +41,8 @@ def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Return the GPUs of a node for each engine that has some there. GPUs set apart for engines are the last."""
     gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
     size //= layout.get("nodes_per_engine", 1)
-    apart = layout.get("gpus_set_apart_per_node", 0)
-    first, spacing = (gpus - apart, size) if apart else (0, size if layout.get("generation_nodes") else gpus // engines)
+    apart, each = layout.get("gpus_set_apart_per_node", 0), size + layout.get("reward_model_gpus_per_engine", 0)
+    first, spacing = (gpus - apart, each) if apart else (0, each if layout.get("generation_nodes") else gpus // engines)
     return [tuple(range(first + i * spacing, first + i * spacing + size)) for i in range(engines)]
 
 
@@ -57,6 +57,7 @@ def check(layout: Mapping[str, int]) -> None:
         raise ValueError("ranks cannot be placed: a rule of the grid or of the engines is broken")
     gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
     over = layout.get("nodes_per_engine", 1)
+    size += layout.get("reward_model_gpus_per_engine", 0)
     if engines * size > gpus * over or layout["nodes"] % over:
         raise ValueError("ranks cannot be placed: engines do not fit on their node")
 

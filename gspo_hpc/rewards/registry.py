@@ -37,9 +37,12 @@ def part_names(reward: Reward) -> tuple[str, ...]:
 
 
 def source_weights(reward: Reward, source: Rows | None) -> dict[int, float]:
-    """Return the weights of the terms that grade the prompts of a source, by their positions: by default all terms."""
+    """Return the weights of the terms that grade the prompts of a source, by their positions.
+
+    By default these are all terms, but for those that grade only where they are named.
+    """
     if source is None or source.rewards is None:
-        return {number: term.weight for number, term in enumerate(reward.functions)}
+        return {number: term.weight for number, term in enumerate(reward.functions) if not term.only_named}
     names = {name: number for number, name in enumerate(part_names(reward))}
     given = {names[name]: float(weight) for name, weight in source.rewards.items() if name in names}
     return dict(sorted(given.items()))

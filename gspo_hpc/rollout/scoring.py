@@ -1,8 +1,9 @@
 """Scores of reward models: what a rank's engines of these give to the completions that the rank holds.
 
-Beside each engine of the policy there is one of each reward model. They take turns at the GPUs' memory: a reward
-model's engine is awake only while nobody generates and nobody trains. The rank that holds a group scores it, so no text
-travels; ranks meet once all are done. A group goes to the journal as soon as it has all of its scores.
+Beside each engine of the policy there is one of each reward model. Where they share GPUs, they take turns at their
+memory: a reward model's engine is awake only while nobody generates and nobody trains. One on GPUs of its own never
+sleeps. The rank that holds a group scores it, so no text travels; ranks meet once all are done. A group goes to the
+journal as soon as it has all of its scores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gspo_hpc.config.schema import Config
+from gspo_hpc.config.sections.reward_models import is_apart
 from gspo_hpc.data.records import Completion, Group, Prompt
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
@@ -118,9 +120,9 @@ class RewardModels:
     def score(self, groups: Mapping[int, Group], keep: Keep = keep_nowhere) -> tuple[dict[int, Group], bool]:
         """Return the groups, which this rank holds, with scores and the rewards that follow; and if all ranks are done.
 
-        `keep` is called with each group once it has all. All engines of the policy sleep, and those of reward models do
-        so before and afterwards. Where a stop was requested on any rank, groups are not all scored. Collective. Raises
-        EngineLost where an engine died too often.
+        `keep` is called with each group once it has all. Where they share GPUs, all engines of the policy sleep, and
+        those of reward models do so before and afterwards. Where a stop was requested on any rank, groups are not all
+        scored. Collective. Raises EngineLost where an engine died too often.
         """
         self._scored = {slot: {} for slot in groups}
         found: dict[int, Group] = {}
@@ -143,8 +145,10 @@ class RewardModels:
     ) -> bool:
         """Score all groups with one model; return False if a stop is requested meanwhile."""
         terms = [term for term, model in self.config.reward.scored.items() if model.name == name]
+        shares = not any(is_apart(self.config, self.config.reward.scored[term]) for term in terms)
         try:
-            self._wake(one.engine)
+            if shares:
+                self._wake(one.engine)
             todo = [group for _, group in sorted(groups.items())]
             while todo:
                 mark("reward_model")
@@ -163,7 +167,8 @@ class RewardModels:
         finally:
             with contextlib.suppress(EngineDied):  # found dead, and restarted, when it is woken
                 one.engine.abort()
-                one.engine.sleep(1)
+                if shares:
+                    one.engine.sleep(1)
         return True
 
     def _wake(self, engine: Engine) -> None:

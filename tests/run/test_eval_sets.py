@@ -50,7 +50,7 @@ def command(*words: object) -> str:
 def test_sets_are_asked_each_in_its_own_way(tiny_folder: Path, tiny_config: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(GRADER)
     given, log = sets(tmp_path, tiny_folder / "data" / "eval.jsonl"), tmp_path / "log"
-    functions = [{"function": "number_match"}, {"function": f"{tmp_path}/own.py:long", "weight": 0}]
+    functions = [{"function": "number_match"}, {"function": f"{tmp_path}/own.py:long", "only_named": True}]
     common = (
         f"reward.functions={json.dumps(functions)}",
         f"run.max_steps={STEPS}",
@@ -103,7 +103,9 @@ def test_sets_are_asked_each_in_its_own_way(tiny_folder: Path, tiny_config: Path
     run("killed", *with_sets)
     assert harness.comparable(killed) == harness.comparable(alone)
 
-    plain = run("plain", harness.ONE_RANK)
+    assert not any(name.endswith("long") for name in last), "it grades no training prompts"
+
+    plain = run("plain", harness.ONE_RANK, 'reward.functions=[{"function": "number_match"}]')
     trained = [
         [{key: value for key, value in record.items() if not key.startswith("eval/")} for record in one]
         for one in (harness.comparable(plain), harness.comparable(alone))

@@ -62,7 +62,7 @@ def memory(found: Estimate, config: Config) -> Iterator[RenderableType]:
     generation: list[tuple[str, RenderableType]] = []
     totals = {phase.name: f"{in_gib(phase.reserved):>5}" for phase in found.phases}
     for name, bar, legend in bars(found, min(50, width() - 27)):
-        rows = generation if apart and name == "generation" else phases
+        rows = generation if apart and name in ("generation", "reward_model") else phases
         rows.append((shown(name), f"|{bar}| {totals[name]}"))
         rows.append(("", Columns(map(text, legend.split(", ")), padding=(0, 2))))
     if apart:

@@ -55,6 +55,9 @@ def page(layout: Mapping[str, int], every: bool = False) -> Iterator[RenderableT
     if nodes < layout["nodes"]:
         where = f"on the nodes that only generate, {_span(nodes, layout['nodes'] - 1)}"
     counted.append(("engines", f"{where}: GPUs {' | '.join(map(ranges, engine_gpus(layout)))}"))
+    if more := layout.get("reward_model_gpus_per_engine"):
+        behind = (range(own[-1] + 1, own[-1] + 1 + more) for own in engine_gpus(layout))
+        counted.append(("reward models", f"{where}: GPUs {' | '.join(map(ranges, behind))}"))
     yield grid(counted)
     yield ""
     names = ["node", "gpu", *(item.name for item in shown), "engine"]

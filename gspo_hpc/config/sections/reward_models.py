@@ -28,11 +28,13 @@ class RewardModel(Section):
     )
     placement: Literal["colocate", "apart"] = key(
         "colocate",
-        "Where its engines are: on the GPUs that train, awake between generation and training alone (colocate), or on "
-        "GPUs of their own (apart), which is not available yet.",
+        "Where its engines are: on the GPUs that train, awake between generation and training alone (colocate), or in "
+        "rollout.mode server on GPUs of their own, behind those of each engine of the policy (apart).",
     )
     tensor_parallel_size: PerNode = key(
-        1, "GPUs of one of its engines; there is one beside each engine of the policy, on the first of its GPUs."
+        1,
+        "GPUs of one of its engines; there is one beside each engine of the policy, on the first of its GPUs or, set "
+        "apart, on the GPUs behind them.",
     )
     gpu_memory_utilization: Share = key(
         0.5, "Part of each GPU that its engine may take while it is awake: weights, working memory and cache."
@@ -70,6 +72,20 @@ def length(config: Config, model: RewardModel) -> int:
     """Return the tokens of the longest sequence that a model reads, with its reply."""
     longest = config.rollout.max_prompt_length + config.rollout.max_response_length
     return model.max_length or longest + _TEMPLATE_ROOM
+
+
+def is_apart(config: Config, model: RewardModel) -> bool:
+    """Return whether the engines of a model have GPUs of their own; a job of one rank has them share its GPU."""
+    return model.placement == "apart" and config.rollout.mode == "server"
+
+
+def first_gpu(config: Config, model: RewardModel) -> int:
+    """Return how many GPUs behind the first one of an engine of the policy those of the model's engine begin."""
+    if not is_apart(config, model):
+        return 0
+    names = [one.name for one in config.reward.models]
+    before = config.reward.models[: names.index(model.name)]
+    return config.rollout.tensor_parallel_size + sum(one.tensor_parallel_size for one in before)
 
 
 def in_place_of_policy(config: Config, model: RewardModel) -> Config:

@@ -16,7 +16,9 @@ from gspo_hpc.importers.scripts.scope import is_unset
 _NAME = "reward_model"
 _CUSTOM = ("custom_reward_function.path", "reward.custom_reward_function.path")
 _WEIGHTS = "the weights are part of reward.functions here"
-_SHARED = "reward models share the GPUs that train here (placement apart is not available yet)"
+_SHARED = (
+    "reward models share the GPUs that train; with rollout.mode server, placement apart gives them GPUs of their own"
+)
 
 
 def of_verl(draft: Draft) -> None:
@@ -125,7 +127,8 @@ def _models(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _put(draft: Draft, models: Sequence[Mapping[str, Any]], name: str) -> None:
-    draft.put("reward.models", [dict(one) for one in models], name)
+    apart = {"placement": "apart"} if draft.settings.get("rollout.mode", ("",))[0] == "server" else {}
+    draft.put("reward.models", [dict(one) | apart for one in models], name)
 
 
 def _functions(draft: Draft, models: Sequence[Mapping[str, Any]], name: str) -> None:

@@ -178,13 +178,16 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
         sync["buckets"] += _loading(arch, config)
         # Engines sleep when the first sync begins, unless the trainer stays: then they have their cache by then.
         sync |= {"engine_weights": engine["engine_weights"], **asleep} if offload_trainer(config) else engine
+    scoring = resting | own | asleep
     if colocated:
         generation = engine | own | resting
-    else:  # on a GPU of its own, where nothing sleeps
-        generation = engine | {
-            "buckets": _transfer(arch, config) + _loading(arch, config),  # of a weight sync, in which the cache stays
+    else:  # on GPUs of their own, where nothing sleeps
+        receiving = {
+            "buckets": _transfer(arch, config),  # of a weight sync, in which the cache stays
             "cuda_and_nccl": CONTEXT + NCCL_BYTES,  # of the rank that receives them, in a group of all that do
         }
+        generation = engine | receiving | {"buckets": receiving["buckets"] + _loading(arch, config)}
+        scoring = receiving | reward_models.process(config)
     if waiting := parameters.waiting_vocabulary(arch):
         (sync if colocated else generation)["padded_vocabulary"] = waiting * engine_itemsize(config)
     probing = {name: size for name, size in sync.items() if name not in _TRAVELLING}
@@ -205,7 +208,7 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
         Phase("probe", probing),
         Phase("generation", generation),
         *((Phase("evaluation", generation),) if _evaluates(config) else ()),
-        *((Phase("reward_model", reward_models.awake(scorers) | resting | own | asleep),) if scorers else ()),
+        *((Phase("reward_model", reward_models.awake(scorers) | scoring),) if scorers else ()),
         Phase("save", trainer | own | asleep),
     )
     cache = tokens_in(arch, config, engine)

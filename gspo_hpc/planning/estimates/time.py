@@ -53,7 +53,8 @@ class Times:
     @property
     def rollout(self) -> float:
         """Seconds from one rollout to the next."""
-        total, generation = sum(self.seconds.values()), self.seconds["generation"]
+        total = sum(self.seconds.values())
+        generation = self.seconds["generation"] + self.seconds.get("reward_model", 0.0)  # on the same ranks
         if not self.side_by_side:
             return total
         between = self.seconds["sync"] + self.seconds["other"]
@@ -132,7 +133,8 @@ def estimate(
     leaves = config.cluster.platform == "cuda" and offload_trainer(config)
     seconds["other"] = rates.OVERHEAD_SECONDS + rates.SWITCH_SECONDS * leaves * device.launching
     if config.rollout.in_flight_updates:  # as soon as training on the rollout before is done
-        training = sum(seconds.values()) - seconds["sync"] - seconds["other"] - generation
+        sampling = generation + seconds.get("reward_model", 0.0)
+        training = sum(seconds.values()) - seconds["sync"] - seconds["other"] - sampling
         seconds["generation"] += engines.read_again(model, config, device, given, cache_tokens, training)
     return Times(
         seconds,

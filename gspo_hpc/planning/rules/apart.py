@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from gspo_hpc.config.derived import router_replay
 from gspo_hpc.planning.builder import PlanBuilder, show
+from gspo_hpc.planning.rules.grid import gpus_of_engine
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
 
@@ -53,9 +54,10 @@ def _engines(plan: PlanBuilder) -> Iterator[str]:
     engines, tp, nodes = rollout.engines_per_node, rollout.tensor_parallel_size, plan.config.cluster.generation_nodes
     if not plan.server or not nodes:
         return
-    if engines is not None and engines * tp > gpus:
+    each = plan.config.gpus_per_engine
+    if (engines is not None or tp < each) and (engines or 1) * each > gpus:
         yield (
-            f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs are more than "
+            f"engines_per_node ({engines or 1}) x {gpus_of_engine(plan)} = {(engines or 1) * each} GPUs are more than "
             f"gpus_per_node ({gpus}) of a node that only generates"
         )
     elif tp > gpus and tp % gpus == 0 and nodes % (tp // gpus):

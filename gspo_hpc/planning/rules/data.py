@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import auto
 from fractions import Fraction
 
@@ -238,7 +238,8 @@ def _share(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     DataRule.SOURCE_REWARDS_ARE_GIVEN,
-    "`rewards` of a source or an evaluation set name functions of `reward.functions`",
+    "`rewards` of a source or an evaluation set name functions of `reward.functions`; those that are `only_named` are "
+    "named, and are not all of them where other prompts are graded",
     estimable=True,
 )
 def _source_rewards(plan: PlanBuilder) -> Iterator[str]:
@@ -249,10 +250,28 @@ def _source_rewards(plan: PlanBuilder) -> Iterator[str]:
         what = f"set {one.name} (data.eval_sets)" if is_set else f"source {one.name} (data.sources)"
         for name in one.rewards or {}:
             if name not in names:
-                yield (
-                    f"rewards of {what} have {name}, which is none of reward.functions"
-                    f"{near_miss(name, names, known=True)}"
-                )
+                near = near_miss(name, names, known=True)
+                add = f"; or add {{function: {name}, only_named: true}} there, to grade nothing else"
+                more = add if is_set and "nearest" not in near else ""
+                yield f"rewards of {what} have {name}, which is none of reward.functions{near}{more}"
+    yield from _only_named(plan, names)
+
+
+def _only_named(plan: PlanBuilder, names: Sequence[str]) -> Iterator[str]:
+    functions, data = plan.config.reward.functions, plan.config.data
+    named = {name for one in data.named for name in one.rewards or {}}
+    for place, (name, term) in enumerate(zip(names, functions, strict=True)):
+        if term.only_named and name not in named:
+            yield (
+                f"reward.functions[{place}] ({name}) is only_named, and no source or evaluation set names it in "
+                "rewards: it grades nothing"
+            )
+    if functions and all(one.only_named for one in functions):
+        every = data.train is not None or data.eval is not None
+        without = [f"{one.name} (its files)" for one in data.named if one.rewards is None]
+        if every or without:
+            prompts = " and ".join(filter(None, ["data.train or data.eval" * every, ", ".join(without)]))
+            yield f"all of reward.functions are only_named, and prompts of {prompts} name none: nothing grades them"
 
 
 @rule(DataRule.CURRICULUM_WEIGHS_PROMPTS, "`data.curriculum_key` has a `data.curriculum_floor`", estimable=True)

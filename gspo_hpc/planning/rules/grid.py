@@ -66,13 +66,21 @@ def _server_engines(plan: PlanBuilder) -> Iterator[str]:
 @rule(GridRule.SERVER_LEAVES_GPUS_TO_TRAIN, "GPUs set apart for generation leave some to train", Topic.ENGINES)
 def _server_gpus(plan: PlanBuilder) -> Iterator[str]:
     gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
-    engines, tp = rollout.engines_per_node, rollout.tensor_parallel_size
+    engines, each = rollout.engines_per_node, plan.config.gpus_per_engine
     every = plan.config.cluster.generation_nodes > 0  # nodes either train or generate
-    if plan.server and not every and engines is not None and engines * tp >= gpus:
+    if plan.server and not every and engines is not None and engines * each >= gpus:
         yield (
-            f"engines_per_node ({engines}) x rollout.tensor_parallel_size ({tp}) = {engines * tp} GPUs set apart for "
+            f"engines_per_node ({engines}) x {gpus_of_engine(plan)} = {engines * each} GPUs set apart for "
             f"generation leave none of gpus_per_node ({gpus}) to train"
         )
+
+
+def gpus_of_engine(plan: PlanBuilder) -> str:
+    """Return what makes up the GPUs of an engine in server mode, as a message names it."""
+    tp, each = plan.config.rollout.tensor_parallel_size, plan.config.gpus_per_engine
+    if each == tp:
+        return f"rollout.tensor_parallel_size ({tp})"
+    return f"(rollout.tensor_parallel_size ({tp}) + {each - tp} of reward.models)"
 
 
 @rule(

@@ -231,19 +231,32 @@ def _models_asked(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(
     ObjectiveRule.REWARD_MODEL_PLACE,
-    "`reward.models` share the GPUs that train, and score answers to single prompts that are whole",
+    "`reward.models` share the GPUs that train, or in server mode have GPUs of their own, and score answers to single "
+    "prompts that are whole",
     Topic.ENGINES,
 )
 def _models_place(plan: PlanBuilder) -> Iterator[str]:
     config, models = plan.config, plan.config.reward.scored.values()
     served = "serve the model on other machines with gspo-hpc serve or vllm serve, and ask it with the function judge"
     for model in {model.name: model for model in models}.values():
-        if model.placement == "apart":
+        if plan.server and model.placement == "colocate":
             yield (
-                f"reward.models {model.name}: placement apart, GPUs of its own, is not available yet: give colocate, "
-                f"or {served}"
+                f"reward.models {model.name}: placement colocate needs rollout.mode colocate: in mode server engines "
+                f"generate while the trainer works, and leave their GPUs to no other engine; give placement apart, or "
+                f"{served}"
             )
-        if model.tensor_parallel_size > config.rollout.tensor_parallel_size:
+        elif model.placement == "apart" and not plan.server:
+            yield (
+                f"reward.models {model.name}: placement apart needs rollout.mode server, which sets GPUs apart for "
+                f"engines: give rollout.mode=server, or placement colocate, or {served}"
+            )
+        elif model.placement == "apart" and config.rollout.tensor_parallel_size >= config.cluster.gpus_per_node:
+            yield (
+                f"reward.models {model.name}: placement apart puts its engine on the GPUs behind those of an engine of "
+                f"the policy, and rollout.tensor_parallel_size ({config.rollout.tensor_parallel_size}) leaves none of "
+                f"gpus_per_node ({config.cluster.gpus_per_node}): give a smaller one, or {served}"
+            )
+        elif model.placement == "colocate" and model.tensor_parallel_size > config.rollout.tensor_parallel_size:
             yield (
                 f"reward.models {model.name}: tensor_parallel_size ({model.tensor_parallel_size}) must be at most "
                 f"rollout.tensor_parallel_size ({config.rollout.tensor_parallel_size}): its engine shares the GPUs of "
@@ -251,11 +264,6 @@ def _models_place(plan: PlanBuilder) -> Iterator[str]:
             )
     if not models:
         return
-    if plan.server:
-        yield (
-            "reward.models need rollout.mode colocate: in mode server engines generate while the trainer works, and "
-            f"leave their GPUs to no other engine; give rollout.mode=colocate, or {served}"
-        )
     if config.environment.talks:
         yield "reward.models score single answers, and environment makes conversations: ask a model with judge instead"
     if config.rollout.unfinished != "wait":

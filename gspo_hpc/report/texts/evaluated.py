@@ -1,6 +1,6 @@
 """Answers of the newest stored evaluation, to read: right, wrong, and those that no function could grade.
 
-The page has some of each kind, so that it stays small, and lets a reader choose a kind without any script.
+The page has some of each kind, so that it stays small, and lets a reader choose a kind and a set without any script.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Read:
     """A prompt with the greedy answer, what became of it, and what more there is to say."""
 
     outcome: Outcome
+    part: str  # the set, empty for prompts of none
     card: Card
     note: str
 
@@ -41,6 +42,11 @@ class Evaluated:
     file: str  # within the run directory
     counts: dict[Outcome, int]  # of the kinds that there are
     answers: tuple[Read, ...]
+
+    @property
+    def parts(self) -> list[str]:
+        """The sets of the answers that are shown."""
+        return sorted({one.part for one in self.answers})
 
     @property
     def left_out(self) -> int:
@@ -94,7 +100,7 @@ def _read(one: Asked, frame: tuple[str, str]) -> Read:
     if outcome != "failed" and isinstance(reward, int | float):
         answer = replace(answer, reward=number(float(reward)), tone=tone(float(outcome == "right")))
     asked = Card(passage(one.prompt.removeprefix(begin).removesuffix(end)), tuple(fields(one.fields)), (answer,))
-    return Read(outcome, asked, "; ".join(_notes(one, outcome)))
+    return Read(outcome, one.part, asked, "; ".join(_notes(one, outcome)))
 
 
 def _notes(one: Asked, outcome: Outcome) -> list[str]:

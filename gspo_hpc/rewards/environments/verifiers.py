@@ -53,7 +53,20 @@ class Verifiers:
         if "reply" in answer:
             replies = [*state["replies"], answer["reply"]]
             return {"reply": answer["reply"], "state": {**state, "said": said, "replies": replies}}
-        return {"reward": answer["reward"], "over": True}
+        found = {"reward": answer["reward"], "over": True}
+        return found | ({"state": {**state, "said": said, "in_group": True}} if answer.get("in_group") else {})
+
+    def score_group(self, fields: dict[str, Any], conversations: list[dict[str, Any]]) -> list[float]:
+        """Return what the package's rubric gives conversations that it scores together, and the sums of all others.
+
+        Those that the environment did not end, such as ones that were cut off, have no part in the group.
+        """
+        together = [one["state"] for one in conversations if one["state"].get("in_group")]
+        if not together:
+            return [one["reward"] for one in conversations]
+        group = [{"said": one["said"], "replies": one["replies"]} for one in together]
+        scores = iter(self.ask({"row": fields[FIELD], "group": group}))
+        return [next(scores) if one["state"].get("in_group") else one["reward"] for one in conversations]
 
     def ask(self, asked: Mapping[str, Any]) -> Any:
         """Return the answer to a question. Raises ValueError with what went wrong there.

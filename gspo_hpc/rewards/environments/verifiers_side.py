@@ -32,10 +32,19 @@ def text_of(one: dict[str, Any]) -> str:
     return content
 
 
+def scores_groups(rubric: Any) -> bool:
+    """Tell whether a function of a rubric, or of one that it consists of, scores a group as a whole."""
+    is_of_group = getattr(rubric, "_is_group_func", None)
+    if is_of_group is not None and any(map(is_of_group, getattr(rubric, "funcs", ()))):
+        return True
+    return any(map(scores_groups, getattr(rubric, "rubrics", ())))
+
+
 class Talk:
     """One rollout of the package, whose model is whoever calls :meth:`say`."""
 
     def __init__(self, environment: Any, row: dict[str, Any]) -> None:
+        """Begin it. Where the rubric scores groups, it refuses to score one rollout: it is left unscored."""
         from verifiers.clients import Client
         from verifiers.types import Response, ResponseMessage
 
@@ -60,7 +69,11 @@ class Talk:
         for name in getattr(Model, "__abstractmethods__", ()):
             setattr(Model, name, get_nothing)
         Model.__abstractmethods__ = frozenset()
-        rollout = environment.run_rollout(row, Model(None), "model", {}, state_columns=[])
+        self._in_group = scores_groups(getattr(environment, "rubric", None))
+        if self._in_group:
+            rollout = environment.rollout(dict(row), Model(None), "model", {})
+        else:
+            rollout = environment.run_rollout(row, Model(None), "model", {}, state_columns=[])
         self._task = asyncio.ensure_future(rollout)
 
     async def say(self, said: str) -> dict[str, Any]:
@@ -82,6 +95,11 @@ class Talk:
             raise ValueError(f"the environment answers with a message of the role {wrong[0]}")
         return {"reply": "\n\n".join(text_of(one) for one in new)}
 
+    @property
+    def state(self) -> Any:
+        """What the package has of a rollout that is over and not scored."""
+        return self._task.result()
+
     def end(self) -> None:
         """Drop the rollout."""
         self._task.cancel()
@@ -96,6 +114,8 @@ class Talk:
         output = self._task.result()
         if error := output.get("error"):
             raise ValueError(f"the environment failed: {error}")
+        if self._in_group:
+            return {"over": True, "reward": 0.0, "in_group": True}
         return {"over": True, "reward": float(output["reward"])}
 
 
@@ -127,9 +147,8 @@ class Side:
         led = talk is not None
         talk = talk or Talk(self._environment, row)
         try:
-            for before, reply in () if led else zip(said[:-1], replies, strict=True):
-                if (again := await talk.say(before)) != {"reply": reply}:
-                    raise ValueError(f"asked again, the environment answers otherwise: {json.dumps(again)[:200]}")
+            if not led:
+                await lead(talk, said[:-1], replies)
             answer = await talk.say(said[-1])
         except BaseException:
             talk.end()
@@ -142,6 +161,21 @@ class Side:
                 oldest.end()
         return answer
 
+    async def scores(self, row: dict[str, Any], group: list[dict[str, Any]]) -> list[float]:
+        """Return what the rubric gives each conversation of a group, all of which are led to their ends again."""
+        states = []
+        for one in group:
+            talk = Talk(self._environment, row)
+            try:
+                await lead(talk, one["said"][:-1], one["replies"])
+                if not (answer := await talk.say(one["said"][-1])).get("over"):
+                    raise ValueError(f"asked again, the environment goes on: {json.dumps(answer)[:200]}")
+                states.append(talk.state)
+            finally:
+                talk.end()
+        await self._environment.rubric.score_group(states)
+        return [float(one["reward"]) for one in states]
+
     def _taken(self, name: str) -> Talk | None:
         """Return an open conversation of this name, which is open no more."""
         talks = self._open.get(name)
@@ -151,6 +185,13 @@ class Side:
         if not talks:
             del self._open[name]
         return taken
+
+
+async def lead(talk: Talk, said: list[str], replies: list[str]) -> None:
+    """Say again what the model said. Raises ValueError where the replies are others than before."""
+    for before, reply in zip(said, replies, strict=True):
+        if (again := await talk.say(before)) != {"reply": reply}:
+            raise ValueError(f"asked again, the environment answers otherwise: {json.dumps(again)[:200]}")
 
 
 def key(row: dict[str, Any], said: list[str], replies: list[str]) -> str:
@@ -166,11 +207,13 @@ async def serve(name: str, arguments: dict[str, Any], out: int) -> None:
         try:
             side = side or Side(name, arguments)
             asked = json.loads(line)
-            answer: Any = (
-                side.rows(asked["rows"])
-                if "rows" in asked
-                else await side.turn(asked["row"], asked["said"], asked["replies"])
-            )
+            answer: Any
+            if "rows" in asked:
+                answer = side.rows(asked["rows"])
+            elif "group" in asked:
+                answer = await side.scores(asked["row"], asked["group"])
+            else:
+                answer = await side.turn(asked["row"], asked["said"], asked["replies"])
             text = json.dumps({"answer": answer})
         except BaseException as error:  # of the environment, whatever it is
             told = " ".join(str(error).split())[:1000]

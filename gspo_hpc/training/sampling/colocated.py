@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gspo_hpc.config.schema import Config
 from gspo_hpc.data.prompts import Position
 from gspo_hpc.data.records import Group
-from gspo_hpc.exchange.peers import engine_place
 from gspo_hpc.policy.process_groups import any_rank
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.rollout.scoring import Keep, keep_nowhere
@@ -23,7 +21,7 @@ from gspo_hpc.training.progress import Rollout
 from gspo_hpc.training.recipe import PromptData, Recipe
 from gspo_hpc.training.sampling import carrying
 from gspo_hpc.training.sampling.base import Sampler
-from gspo_hpc.training.sampling.scored import ScoredCompletions
+from gspo_hpc.training.sampling.scored import ScoredCompletions, read_by_owners
 from gspo_hpc.training.sync import EngineWeights
 from gspo_hpc.training.telemetry.step_clock import StepClock
 
@@ -87,7 +85,7 @@ class ColocatedSampler(Sampler):
 
         def listed() -> list[str]:
             names = [path.name for path in (*journal.scored(folder), *journal.journals(folder))]
-            return names if self._worker.models is None else _read_by_owners(names, self._recipe.config)
+            return names if self._worker.models is None else read_by_owners(names, self._recipe.config)
 
         own, slots = ranks.exchange.partition_files(listed, read)
         # A slot is taken from the first file that has it, so from one with scores wherever there is any.
@@ -127,16 +125,3 @@ class ColocatedSampler(Sampler):
         seconds = self._clock.seconds
         seconds["reward_wait"] = seconds.get("reward_wait", 0.0) + generated.seconds_waiting_for_rewards
         return generated
-
-
-def _read_by_owners(names: Sequence[str], config: Config) -> list[str]:
-    """Return names of files with empty ones between them, so that ranks which own engines read the files in turn.
-
-    What a file has no scores of is scored by the rank that read it.
-    """
-    placed, ranks = list[str](), config.world_size
-    for name in names:
-        while engine_place(config, len(placed) % ranks % config.cluster.gpus_per_node) != 0:
-            placed.append("")
-        placed.append(name)
-    return placed

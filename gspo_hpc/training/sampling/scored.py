@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from gspo_hpc.config.schema import Config
 from gspo_hpc.data.records import Group
 from gspo_hpc.evaluation.evaluate import CompletionSource
+from gspo_hpc.exchange.peers import engine_place
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import ProgressCallback, Request, ignore_progress
 from gspo_hpc.rollout.scoring import Keep, keep_nowhere
@@ -87,3 +89,19 @@ class ScoredCompletions:
 def with_scores_of_models(source: CompletionSource, engines: SleepingEngines) -> CompletionSource:
     """Return a source of completions as evaluations take them: where this rank's engines sample, with all rewards."""
     return ScoredCompletions(source, engines) if isinstance(source, RolloutWorker) else source
+
+
+def read_by_owners(names: Sequence[str], config: Config) -> list[str]:
+    """Return names of files with empty ones between them, so that ranks which own engines read the files in turn.
+
+    The ranks are those that generate. What a file has no scores of is scored by the rank that read it.
+    """
+    placed, ranks, per_node = list[str](), config.world_size, config.cluster.gpus_per_node
+    if config.rollout.mode == "server":
+        ranks = config.num_ranks - config.world_size
+        per_node -= 0 if config.cluster.generation_nodes else config.training_gpus_per_node
+    for name in names:
+        while engine_place(config, len(placed) % ranks % per_node) != 0:
+            placed.append("")
+        placed.append(name)
+    return placed

@@ -16,13 +16,14 @@ from gspo_hpc.rollout.scoring import ScoringEngine
 def start(config: Config, per_node: int) -> dict[str, ScoringEngine]:
     """Return the engines of the models that terms of the reward ask, by name; a node has `per_node` of each.
 
-    They are started one after the other, and each sleeps before the next one takes the GPUs.
+    They are started one after the other. Those that share GPUs sleep before the next one takes them.
     """
     models = {model.name: model for model in config.reward.scored.values()}
     made = {name: _engine(config, model, per_node) for name, model in models.items()}
-    for one in made.values():
+    for name, one in made.items():
         one.engine.start()
-        one.engine.sleep(1)
+        if not reward_models.is_apart(config, models[name]):
+            one.engine.sleep(1)
     return made
 
 
@@ -39,6 +40,7 @@ def settings(config: Config, model: RewardModel, per_node: int) -> EngineSetting
         model_path=model.path,
         dtype=derived.engine_dtype(reward_models.in_place_of_policy(config, model)),
         tensor_parallel_size=model.tensor_parallel_size,
+        first_gpu=reward_models.first_gpu(config, model),
         max_model_len=reward_models.length(config, model),
         platform=config.cluster.platform,
         kv_cache_gb=model.kv_cache_gb,

@@ -45,6 +45,7 @@ from gspo_hpc.training.observers.memory import MemoryWatch
 from gspo_hpc.training.probe import Trainer
 from gspo_hpc.training.sampling import carrying
 from gspo_hpc.training.sampling.judged import signal_of
+from gspo_hpc.training.serving import scored_calls
 from gspo_hpc.training.serving.commands import EXPLAIN, GENERATE, WEIGHTS, Commands, Values
 from gspo_hpc.training.serving.engines import sizes
 from gspo_hpc.training.serving.link import weight_broadcast
@@ -311,11 +312,17 @@ class GeneratorJob:
             raise RuntimeError(f"a rollout is to be written to {folder}, which is not in {self._rollouts}")
         writer = None
         if worker.engine is not None and request.slots:
-            writer = journal.Journal(folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout)
+            kind: journal.Kind = "journal" if worker.models is None else "scored"
+            writer = journal.Journal(
+                folder, self._ranks.rank, fingerprint=fingerprint, rollout=request.rollout, kind=kind
+            )
         stopped, waited, engines, files = False, 0.0, dict[str, float](), dict[str, int]()
         over_budget: str | None = None
         try:
-            generated = worker.generate(request, writer)
+            if worker.models is None:
+                generated = worker.generate(request, writer)
+            else:
+                generated = scored_calls.generate(worker, request, folder, fingerprint, writer)
             waited, engines = generated.seconds_waiting_for_rewards, generated.engines
             left, number = generated.unfinished.values(), self._ranks.rank
             files = carrying.write(folder, number, left, fingerprint, request.rollout, "unfinished")

@@ -152,8 +152,9 @@ class RemoteSampler(Sampler):
         """
         weights = known or self._newest
         folder = self._folder(number)
+        whole = journal.scored if self._recipe.config.reward.scored else journal.journals
         own, done = self._engines.ranks.exchange.partition_files(
-            lambda: [path.name for path in journal.journals(folder)],
+            lambda: [path.name for path in whole(folder)],
             lambda name: journal.read_journal(folder / name, weights.fingerprint),
         )
         begun = _Begun(number, start, weights, self._drawing(number, start))

@@ -13,6 +13,8 @@ other ranks never join. Here the store of the job is asked for what nobody ever 
 
 "keys": a rank that generates gives its engine other keys than it has received.
 
+"scored": a rank is killed once the first group of rollout 0 is on disk with its scores of reward models.
+
 When one happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made. An order of events, which the clock decides otherwise,
 is that of every attempt:
 
@@ -94,6 +96,19 @@ def wrong_keys(generators: Any) -> None:
     generators.EngineFiller._fill = fill_wrongly
 
 
+def dying_scored(journal: Any) -> None:
+    """Change the module of the journals."""
+    append = journal.Journal.append
+
+    def append_and_die(self: Any, groups: Any) -> None:
+        append(self, groups)
+        if self.path.suffix == ".scored" and self.path.parent.name == "000000":
+            note()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    journal.Journal.append = append_and_die
+
+
 def waiting_for_weights(generation: Any) -> None:
     """Change the module of a call of generation."""
     step = generation.Generation._step_engine
@@ -136,6 +151,7 @@ PLANTED = {
     "stale": ("gspo_hpc.engine.engine", hiding),
     "kept": ("gspo_hpc.engine.engine", keeping),
     "keys": ("gspo_hpc.training.serving.generators", wrong_keys),
+    "scored": ("gspo_hpc.runs.journal", dying_scored),
     "middle": ("gspo_hpc.rollout.generation", waiting_for_weights),
     "between": ("gspo_hpc.rollout.generation", answering_late),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from gspo_hpc.cli.main import main
 from gspo_hpc.config import changes
-from gspo_hpc.config.derived import decider, eval_of, has_unseen
+from gspo_hpc.config.derived import decider, eval_of, has_unseen, rewards_count
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data.rows import load_parts
@@ -25,6 +25,7 @@ from gspo_hpc.evaluation.compare import compare
 from gspo_hpc.evaluation.rescore import rescore
 from gspo_hpc.planning import judges
 from gspo_hpc.planning.plan import make_plan
+from gspo_hpc.rewards.registry import source_weights
 from tests.unit.evaluation.kept import evaluation, row
 
 SETS: list[dict[str, Any]] = [
@@ -61,6 +62,40 @@ def test_a_set_is_asked_as_it_says_and_otherwise_as_all_are() -> None:
     assert (hard.samples, hard.temperature, hard.top_p, hard.max_tokens, hard.max_prompts) == (4, 0.8, 1.0, 32, 3)
     assert others == found.eval and has_unseen(found.data)
     assert decider(found, found.data.eval_sets[1]) == "exact_match" and decider(found) == "number_match"
+
+
+ONLY = [{"function": "exact_match", "only_named": True}, {"function": "number_match", "weight": 0.5}]
+
+
+def test_a_function_that_is_only_named_grades_nothing_else() -> None:
+    found = config(reward={"functions": ONLY})
+    easy, hard = found.data.eval_sets
+    assert [source_weights(found.reward, one) for one in (None, easy, hard)] == [{1: 0.5}, {1: 0.5}, {0: 1.0}]
+    assert [decider(found, one) for one in (None, easy, hard)] == ["number_match", "number_match", "exact_match"]
+    taught = config(
+        reward={"functions": [*ONLY[:1], ONLY[1] | {"weight": 0}]}, algorithm={"teacher": "a", "kl_beta": 1.0}
+    )
+    assert not rewards_count(taught)
+
+
+def told_of_names(functions: list[dict[str, Any]], **data: Any) -> list[str]:
+    sets = {"data": {"eval_sets": SETS, **data}, "reward": {"functions": functions}}
+    return [one.message for one in make_plan(from_dict(sets)).broken if one.rule == "source_rewards_are_given"]
+
+
+def test_functions_that_would_grade_nothing_or_leave_prompts_without_a_grade_are_told() -> None:
+    assert told_of_names(ONLY) == []
+    unused = [*ONLY, {"function": "length", "only_named": True}]
+    assert told_of_names(unused) == [
+        "reward.functions[2] (length) is only_named, and no source or evaluation set names it in rewards: it grades "
+        "nothing"
+    ]
+    (nothing,) = told_of_names(ONLY[:1], train="a.jsonl")
+    assert nothing.startswith("all of reward.functions are only_named, and prompts of data.train or data.eval and easy")
+    (misspelt,) = told_of_names(FUNCTIONS[:1])
+    assert misspelt.endswith("; or add {function: exact_match, only_named: true} there, to grade nothing else"), (
+        misspelt
+    )
 
 
 def test_rows_of_a_set_have_its_name_and_its_system_prompt(tmp_path: Path) -> None:

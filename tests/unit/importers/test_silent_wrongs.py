@@ -219,8 +219,10 @@ def test_evaluation_of_verl_samples_as_often_as_there(samples: int, heat: float 
     """Two samples are the least; at temperature 0, which is verl's default, all of them are alike."""
     name = f"{ROLLOUT}.val_kwargs"
     words = f"{name}.n={samples}" + ("" if heat is None else f" {name}.temperature={heat}")
-    found = convert(f"{VERL} {words}")
+    found = convert(f"{VERL} {words} {name}.top_p=0.9 {name}.top_k=20")
     several = samples > 1 and bool(heat)
+    assert (found.config.eval.top_p, found.config.eval.top_k) == ((0.9, 20) if several else (1.0, -1))
+    assert (f"{name}.top_p" in whys(found)) is not several
     assert found.config.eval.samples == (samples if several else 1)
     assert found.config.eval.temperature == (heat if several else 1.0)
     assert (f"{name}.n" in whys(found)) is not several

@@ -11,6 +11,7 @@ import pytest
 from gspo_hpc.config import loader, paths
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan, make_plan
+from gspo_hpc.planning.ranks import engine_gpus
 
 ASKED = "reward.functions=[{function: reward_model}]"
 PRESET = paths.PRESETS / "qwen2.5_7b_tp2.yaml"
@@ -70,7 +71,7 @@ def test_the_seconds_of_scoring_grow_with_the_model_and_with_replies() -> None:
     [
         ("gpu_memory_utilization: 0.1", "reward_model_fits_gpu_memory", "gives it 7.9: give 0.22 to 0.9"),
         ("gpu_memory_utilization: 1.0", "reward_model_fits_gpu_memory", "stay taken: give 0.22 to 0.9"),
-        ("placement: apart", "reward_model_place", "placement apart"),
+        ("placement: apart", "reward_model_place", "placement apart needs rollout.mode server"),
         ("tensor_parallel_size: 2", "reward_model_place", "(2) must be at most rollout.tensor_parallel_size (1)"),
         ("engine: {dtype: half}", "reward_model_arguments", "engine.dtype cannot be given: it follows from dtype"),
         ("max_length: 40000", "reward_model_length", "max_length is 40000 and must fit max_position_embeddings"),
@@ -84,7 +85,7 @@ def test_what_cannot_score_is_refused(more: str, rule: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("rollout.mode=server", "need rollout.mode colocate"),
+        ("rollout.mode=server", "placement colocate needs rollout.mode colocate"),
         ("environment.name=guess", "environment makes conversations"),
         ("rollout.unfinished=drop", "give rollout.unfinished=wait"),
     ],
@@ -92,6 +93,66 @@ def test_what_cannot_score_is_refused(more: str, rule: str, words: str) -> None:
 def test_what_leaves_no_phase_to_score_in_is_refused(setting: str, words: str) -> None:
     more = ["rollout.engines_per_node=4"] if "server" in setting else []
     found = [one.message for one in plan_of("[{name: a, path: Qwen2.5-7B}]", setting, *more).broken]
+    assert any(words in message for message in found), found
+
+
+SERVER = ("rollout.mode=server", "rollout.engines_per_node=2")
+
+
+def test_a_model_set_apart_has_gpus_behind_each_engine_and_takes_nothing_of_others() -> None:
+    model = "{name: a, path: Qwen2.5-7B, placement: apart, gpu_memory_utilization: 0.9}"
+    plan = plan_of(f"[{model}]", *SERVER)
+    without = make_plan(loader.load(PRESET, ["reward.functions=[{function: number_match}]", *SERVER]))
+    assert not plan.broken and plan.memory is not None and without.memory is not None, plan.broken
+    assert (plan.layout["gpus_set_apart_per_node"], without.layout["gpus_set_apart_per_node"]) == (4, 2)
+    assert plan.quantities["world_size"] == 4 and plan.layout["reward_model_gpus_per_engine"] == 1
+    assert engine_gpus(plan.layout) == [(4,), (6,)]
+    phases = {phase.name: phase for phase in plan.memory.phases}
+    generation = next(phase for phase in without.memory.phases if phase.name == "generation")
+    assert phases["generation"] == generation
+    scoring = phases["reward_model"].parts
+    assert set(scoring) == {
+        *("reward_weights", "reward_working", "reward_cache", "reward_process", "buckets", "cuda_and_nccl")
+    }
+    assert phases["reward_model"].total < plan.memory.card
+    assert "reward_weights_asleep" not in plan.memory.host
+    found = [one.message for one in plan_of(f"[{model.replace('0.9', '1.0')}]", *SERVER).broken]
+    assert len(found) == 1 and "stay taken: give 0.22 to 0.9" in found[0], found
+
+
+def test_the_seconds_of_a_model_set_apart_go_on_beside_training() -> None:
+    def times(*more: str) -> time.Times:
+        config = loader.load(PRESET, [f"reward.models={model}", ASKED, *more])
+        found, _ = time.of_plan(config, make_plan(config))
+        assert found is not None
+        return found
+
+    model = "[{name: a, path: Qwen2.5-7B, kind: generative, placement: apart}]"
+    together, ahead = times(*SERVER), times(*SERVER, "rollout.max_staleness=1")
+    scoring = ahead.seconds["reward_model"]
+    assert scoring == together.seconds["reward_model"] > 1
+    rest = {name: size for name, size in ahead.seconds.items() if name not in ("generation", "reward_model")}
+    between = rest["sync"] + rest["other"]
+    side = ahead.seconds["generation"] + scoring, sum(rest.values()) - between
+    assert ahead.rollout == pytest.approx(max(side) + between)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("rollout.engines_per_node=4",), "(rollout.tensor_parallel_size (1) + 1 of reward.models) = 8 GPUs set apart"),
+        (
+            ("cluster.generation_nodes=1", "cluster.nodes=2", "rollout.engines_per_node=5"),
+            "= 10 GPUs are more than gpus_per_node (8)",
+        ),
+        (
+            ("cluster.generation_nodes=1", "cluster.nodes=2", "rollout.tensor_parallel_size=8"),
+            "leaves none of gpus_per_node (8)",
+        ),
+    ],
+)
+def test_gpus_that_are_not_there_for_a_model_set_apart_are_told(more: tuple[str, ...], words: str) -> None:
+    found = [one.message for one in plan_of("[{name: a, path: Qwen2.5-7B, placement: apart}]", SERVER[0], *more).broken]
     assert any(words in message for message in found), found
 
 

@@ -685,5 +685,11 @@ def test_evaluation_sets_have_a_curve_each_and_answers_in_turn(tmp_path: Path) -
     assert answers[:4] == [f"What is {row} + 5?" for row in (0, 30, 1, 31)] and len(answers) == 20
     assert sum(f"What is {row} + 5?" in answers for row in range(30, 35)) == 5
     assert "sums; 1 of 2 samples are right" in html and "words; 1 of 2 samples are right" in html
+    # One kind, but two sets to choose from; each answer has the class by which its set hides the others.
+    page = Page(html)
+    assert [found["id"] for tag, found in page.tags if tag == "input"] == ["sets-all", "sets-1", "sets-2"]
+    assert "#sets-2:checked ~ .pairs > :not(.set-2) { display: none; }" in html
+    of_sets = [str(found["class"]).split()[2] for _, found in page.tags if is_answer(found)]
+    assert of_sets[:4] == ["set-1", "set-2"] * 2 and of_sets.count("set-2") == 5
     plain = write_report(make_run(tmp_path / "plain", FULL).path).read_text("utf-8")
     assert "Accuracy by set" not in plain

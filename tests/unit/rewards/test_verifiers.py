@@ -36,6 +36,21 @@ class Rows(list):
     pass
 
 
+class Rubric:
+    """Gives a conversation its share of all that its group said; with `funcs`, groups alone are scored."""
+
+    def __init__(self, funcs=(), rubrics=()):
+        self.funcs, self.rubrics = funcs, rubrics
+
+    def _is_group_func(self, func):
+        return func == "of a group"
+
+    async def score_group(self, states):
+        words = [sum(one["role"] == "assistant" for one in state["completion"]) for state in states]
+        for state, count in zip(states, words):
+            state["reward"] = count / sum(words)
+
+
 class Environment:
     """Echoes what it is told, until it is told to stop."""
 
@@ -43,6 +58,20 @@ class Environment:
 
     def __init__(self, mood="calm"):
         self.mood = mood
+        self.rubric = Rubric(rubrics=[Rubric(), Rubric(["of a group"])] if mood == "group" else ())
+
+    async def rollout(self, input, client, model, sampling_args):
+        state = {"completion": []}
+        while True:
+            messages = [*input["prompt"], *state["completion"]]
+            response = await client.get_response(prompt=messages, model=model, sampling_args=sampling_args)
+            said = response.message.content
+            state["completion"].append({"role": "assistant", "content": said})
+            if said == "fail":
+                return {**state, "error": "it fell over"}
+            if said == "stop":
+                return state
+            state["completion"].append({"role": "user", "content": f"{said}, go on"})
 
     def get_dataset(self, n=-1):
         rows = [{"prompt": [{"role": "user", "content": f"say {i}"}], "answer": str(i), "example_id": i, "info": None}
@@ -188,6 +217,33 @@ def test_a_conversation_that_failed_is_not_kept(python: str) -> None:
     made.close()
 
 
+def test_a_rubric_that_scores_groups_gets_whole_groups(python: str) -> None:
+    """Another process scores it than the one that led the conversations; one that was cut off is none of the group."""
+    made, other = (Verifiers("echo", python, {"mood": "group"}) for _ in range(2))
+    begun, group = made.reset(row(), 0), list[dict[str, Any]]()
+    for texts in (["stop"], ["a", "b", "stop"], ["a"]):
+        state, reward = begun, 0.0
+        for text in texts:
+            answer = made.step(state, text)
+            state, reward = answer.get("state", state), reward + answer.get("reward", 0.0)
+        group.append({"state": state, "reward": reward, "text": "", "finish_reason": "stop"})
+    assert [one["reward"] for one in group] == [0.0] * 3
+    assert other.score_group(row(), group) == [0.25, 0.75, 0.0]
+    assert other.score_group(row(), group[2:]) == [0.0]
+    group[1]["state"]["replies"][0] = "something else"
+    with pytest.raises(ValueError, match="asked again, the environment answers otherwise"):
+        other.score_group(row(), group)
+    with pytest.raises(ValueError, match="the environment failed: it fell over"):
+        made.step(begun, "fail")
+    made.close()
+    other.close()
+    alone = Verifiers("echo", python)  # whose rubric scores each rollout
+    answer = alone.step(alone.reset(row(), 0), "stop")
+    assert "state" not in answer
+    assert alone.score_group(row(), [{"state": begun, "reward": 2.0}]) == [2.0]
+    alone.close()
+
+
 def test_the_oldest_conversations_are_closed(python: str) -> None:
     made = Verifiers("echo", python)
     begun = made.reset(row(), 0)
@@ -285,6 +341,47 @@ def test_a_real_environment_whose_prompts_are_texts(tmp_path: Path) -> None:
     assert answer["over"] and 0.0 <= answer["reward"] <= 1.0
 
 
+GROUP = """
+import verifiers as vf
+from datasets import Dataset
+
+
+def longest(completions, **kwargs) -> list[float]:
+    lengths = [len(str(one[-1].content)) for one in completions]
+    return [float(length == max(lengths)) for length in lengths]
+
+
+def some(completion, **kwargs):
+    return 0.5
+
+
+def load_environment():
+    rows = Dataset.from_list([{"question": "Write.", "answer": ""}])
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[longest, some]))
+"""
+
+
+def with_module(folder: Path, name: str, text: str) -> str:
+    """A Python with the real package, and with a module."""
+    (folder / f"{name}.py").write_text(text)
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nshift\nPYTHONPATH="{folder}" exec "{REAL}" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.skipif(REAL is None, reason="GSPO_HPC_VERIFIERS names no Python with verifiers")
+def test_a_group_with_the_real_package(tmp_path: Path) -> None:
+    program, file = with_module(tmp_path, "longest_of_group", GROUP), tmp_path / "rows.jsonl"
+    assert verifiers.main(["longest_of_group", str(file), "--python", program]) == 0
+    (row,) = load_rows(file, Data())
+    made = Verifiers("longest_of_group", program)
+    ends = [made.step(made.reset(row.fields, 0), text) for text in ("a", "the longest", "b")]
+    group = [{"state": end["state"], "reward": end["reward"], "text": "", "finish_reason": "stop"} for end in ends]
+    assert made.score_group(row.fields, group) == [0.5, 1.5, 0.5]
+    made.close()
+
+
 TURNS = """
 import verifiers as vf
 from datasets import Dataset
@@ -308,14 +405,10 @@ def load_environment(max_turns=3):
 
 @pytest.mark.skipif(REAL is None, reason="GSPO_HPC_VERIFIERS names no Python with verifiers")
 def test_a_conversation_with_the_real_package(tmp_path: Path) -> None:
-    (tmp_path / "count_turns.py").write_text(TURNS)
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nshift\nPYTHONPATH="{tmp_path}" exec "{REAL}" "$@"\n')
-    program.chmod(0o755)
-    file = tmp_path / "rows.jsonl"
-    assert verifiers.main(["count_turns", str(file), "--python", str(program)]) == 0
+    program, file = with_module(tmp_path, "count_turns", TURNS), tmp_path / "rows.jsonl"
+    assert verifiers.main(["count_turns", str(file), "--python", program]) == 0
     (row,) = load_rows(file, Data())
-    made, later = (Verifiers("count_turns", str(program)) for _ in range(2))
+    made, later = (Verifiers("count_turns", program) for _ in range(2))
     first = made.step(made.reset(row.fields, 0), "one")
     second = made.step(first["state"], "two")
     assert [one["reply"] for one in (first, second)] == ["1 said, go on", "2 said, go on"]

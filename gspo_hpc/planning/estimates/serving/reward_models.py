@@ -1,6 +1,7 @@
 """The memory of the engines of reward models, and the seconds in which they score a rollout.
 
-They are awake in turns, while neither the policy's engines nor the trainer are. What sleeping does not free stays.
+Those that share GPUs are awake in turns, while neither the policy's engines nor the trainer are. What sleeping does not
+free stays. Those on GPUs of their own never sleep; a rank of the run is there, too, and takes part in weight syncs.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def awake(found: tuple[Scorer, ...]) -> dict[str, int]:
 def seconds(config: Config, device: Device, given: Work) -> float:
     """Return the seconds in which all models score the completions of a rollout, one after the other.
 
-    Each engine's weights come from host memory and go back there; then all sequences are read once, and of a generative
-    model as many replies are sampled, which are taken to be half as long as they may be.
+    The weights of one that shares GPUs come from host memory and go back there. All sequences are read once, and of a
+    generative model as many replies are sampled, which are taken to be half as long as they may be.
     """
     total = 0.0
     for model in models(config):
@@ -86,7 +87,8 @@ def seconds(config: Config, device: Device, given: Work) -> float:
         if arch is None:
             continue
         own = with_(own, rollout=with_(own.rollout, engines_per_node=engines_per_node(config), unfinished="wait"))
-        total += 2.0 * weights_bytes(arch, own) / device.host_bytes_per_s + rates.SYNC_SECONDS
+        if not reward_models.is_apart(config, model):
+            total += 2.0 * weights_bytes(arch, own) / device.host_bytes_per_s + rates.SYNC_SECONDS
         each = given.prompt_tokens + given.response_tokens
         asked = Work(given.completions, 1, each, 1.0, 1)
         size = sizes(arch, own)
@@ -99,8 +101,13 @@ def seconds(config: Config, device: Device, given: Work) -> float:
 
 def asleep(config: Config) -> dict[str, int]:
     """Return what engines that sleep take of a GPU."""
-    count = len(models(config))
+    count = sum(not reward_models.is_apart(config, model) for model in models(config))
     return {"reward_asleep": count * ENGINE} if count else {}
+
+
+def process(config: Config) -> dict[str, int]:
+    """Return what the process of an engine on a GPU of its own takes there beside weights, working memory and cache."""
+    return {"reward_process": ENGINE} if any(reward_models.is_apart(config, one) for one in models(config)) else {}
 
 
 def lacking(found: tuple[Scorer, ...], phase: Phase, card: int) -> Iterator[str]:
@@ -126,11 +133,12 @@ def lacking(found: tuple[Scorer, ...], phase: Phase, card: int) -> Iterator[str]
 
 
 def of_node(config: Config) -> dict[str, int]:
-    """Return what the engines take of a node's own memory: on GPUs that of weights, which wait there."""
+    """Return what the engines take of a node's own memory: on GPUs that of weights, which wait there to wake."""
     kept, on_cpu = 0, config.cluster.platform == "cpu"
     for model in models(config):
         arch, own = find(config, model)
-        weights = 0 if arch is None else weights_bytes(arch, own) * model.tensor_parallel_size
+        sleeps = on_cpu or not reward_models.is_apart(config, model)
+        weights = 0 if arch is None or not sleeps else weights_bytes(arch, own) * model.tensor_parallel_size
         kept += (weights + int(model.kv_cache_gb * GIB) * on_cpu) * engines_per_node(config)
     if not kept:
         return {}
