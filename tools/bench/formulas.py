@@ -27,6 +27,7 @@ from step import BENCH, REPO, environment
 
 from gspo_hpc.algorithms.terms import advantages as terms
 from gspo_hpc.algorithms.terms.kl import ESTIMATORS
+from gspo_hpc.algorithms.terms.top_entropy import reached, thresholds
 
 Arrays = dict[str, npt.NDArray[Any]]
 Ours = Callable[[Arrays], Arrays]
@@ -87,6 +88,8 @@ def loss_inputs(seed: int) -> Arrays:
         "rollout": old + rng.normal(0.0, 0.1, len(old)).astype(np.float32),
         "advantages": rng.standard_normal(64).astype(np.float32),
         "padded": np.array(64),
+        "reference": old + rng.normal(0.0, 0.3, len(old)).astype(np.float32),
+        "entropies": rng.exponential(0.5, len(old)).astype(np.float32),
     }
 
 
@@ -137,6 +140,11 @@ def loss(**settings: Any) -> Ours:
     """Our loss with an algorithm's settings, and its gradient; of CISPO the gradient alone, whose value has log r."""
 
     def run(data: Arrays) -> Arrays:
+        if settings.get("correction") == "bypass":  # as the trainer gives them to the loss
+            data = data | {"old": data["rollout"]}
+        if "top_entropy_quantile" in settings:
+            (lowest,) = thresholds([data["entropies"]], settings["top_entropy_quantile"], lambda counts: counts)
+            data = data | {"selected": reached(data["entropies"], lowest).astype(bool)}
         found = packed_loss(data, settings)()
         value = {} if settings["name"] == "cispo" else {"value": found["loss"].numpy()}
         return value | {"grad": found["grad"].numpy()}
@@ -146,6 +154,10 @@ def loss(**settings: Any) -> Ours:
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 WIDE = {"clip_low": 0.02, "clip_high": 0.03}
+TRUNCATED = {"correction": "truncated", "correction_high": 1.1}
+MASKED = {"correction": "masked", "correction_low": 0.9, "correction_high": 1.1}
+NO_LOWER = {"correction": "masked", "correction_low": 1e-9, "correction_high": 1.1}
+REJECTION = {"correction": "rejection", "correction_low": 0.98, "correction_high": 1.02}
 OURS: dict[str, Ours] = {
     "group": advantage("group", normalize=True),
     "group, no std": advantage("group"),
@@ -158,7 +170,22 @@ OURS: dict[str, Ours] = {
     "grpo, dual_clip 1.6": loss(name="grpo", dual_clip=1.6, **CLIP),
     "dapo": loss(name="dapo", **CLIP),
     "dapo, dual_clip 1.6": loss(name="dapo", dual_clip=1.6, **CLIP),
-    "dapo, masked 0.9 to 1.1": loss(name="dapo", correction="masked", correction_low=0.9, correction_high=1.1, **CLIP),
+    "dapo, truncated 1.1": loss(name="dapo", **TRUNCATED, **CLIP),
+    "dapo, masked 0.9 to 1.1": loss(name="dapo", **MASKED, **CLIP),
+    "dapo, rejection 0.98 to 1.02": loss(name="dapo", **REJECTION, **CLIP),
+    "grpo, truncated 1.1": loss(name="grpo", **TRUNCATED, **CLIP),
+    "grpo, truncated 1.1, kl_beta 0.1": loss(name="grpo", kl_beta=0.1, **TRUNCATED, **CLIP),
+    "grpo, masked 0 to 1.1": loss(name="grpo", **NO_LOWER, **CLIP),
+    "grpo, rejection 0.98 to 1.02": loss(name="grpo", **REJECTION, **CLIP),
+    "grpo, sequence_mask 0.02": loss(name="grpo", sequence_mask=0.02, **CLIP),
+    "gspo, truncated 1.01": loss(name="gspo", correction="truncated", correction_high=1.01, **WIDE),
+    "gspo, bypass": loss(name="gspo", correction="bypass", **WIDE),
+    "grpo, top_entropy_quantile 0.2": loss(name="grpo", top_entropy_quantile=0.2, **CLIP),
+    "grpo, entropy_coef 0.1": loss(name="grpo", entropy_coef=0.1, **CLIP),
+    "dapo, entropy_coef 0.1": loss(name="dapo", entropy_coef=0.1, **CLIP),
+    "dapo, top_entropy_quantile 0.2, entropy_coef 0.1": loss(
+        name="dapo", top_entropy_quantile=0.2, entropy_coef=0.1, **CLIP
+    ),
     "dr_grpo": loss(name="dr_grpo", **CLIP),
     "gspo": loss(name="gspo", **WIDE),
     "gspo_token": loss(name="gspo_token", **WIDE),
@@ -168,6 +195,8 @@ OURS: dict[str, Ours] = {
 TOKENS = "mean and deviation weigh each completion by its tokens"
 NOISE = "rounding of equal rewards is divided by its own deviation"
 DIVISOR = 0.01  # with equal lengths what is left is the divisor: n - 1 completions, or all tokens
+PRODUCT = "all tokens of a sequence are weighed by the product of their ratios"
+OWN = "a sequence that is kept has the ratios of its tokens as weights, and 1 here"
 CAP = "the estimate is bounded to 10, and beyond it the gradient is gone"
 ROWS = (
     Row("advantages", "group", "verl grpo"),
@@ -224,7 +253,6 @@ ROWS = (
     Row("loss", "dapo", "OpenRLHF ppo"),
     Row("loss", "dapo, dual_clip 1.6", "OpenRLHF ppo, dual_clip"),
     Row("loss", "grpo, dual_clip 1.6", "TRL grpo, delta"),
-    Row("loss", "dapo, masked 0.9 to 1.1", "OpenRLHF ppo, masked"),
     Row("loss", "dr_grpo", "TRL dr_grpo"),
     Row("loss", "gspo", "TRL grpo, sequence"),
     Row("loss", "gspo", "ms-swift grpo, sequence"),
@@ -233,6 +261,46 @@ ROWS = (
     Row("loss", "sapo", "TRL sapo"),
     Row("loss", "sapo", "ms-swift sapo"),
     Row("loss", "cispo", "TRL cispo"),
+    Row("loss", "dapo, truncated 1.1", "verl, token"),
+    Row("loss", "dapo, truncated 1.1", "TRL dapo, token_truncate"),
+    Row("loss", "dapo, truncated 1.1", "OpenRLHF ppo, clip"),
+    Row("loss", "grpo, truncated 1.1", "ms-swift grpo, token_truncate"),
+    Row("loss", "dapo, truncated 1.1", "verl, sequence", PRODUCT),
+    Row("loss", "grpo, truncated 1.1, kl_beta 0.1", "TRL grpo, token_truncate, beta"),
+    Row(
+        "loss", "grpo, truncated 1.1, kl_beta 0.1", "ms-swift grpo, token_truncate, beta", "the KL term is weighed, too"
+    ),
+    Row("loss", "gspo, truncated 1.01", "ms-swift grpo, sequence, sequence_truncate"),
+    Row("loss", "gspo, truncated 1.01", "TRL grpo, sequence, sequence_truncate", PRODUCT),
+    Row("loss", "dapo, masked 0.9 to 1.1", "verl, token, two bounds"),
+    Row("loss", "dapo, masked 0.9 to 1.1", "TRL dapo, token_mask"),
+    Row("loss", "dapo, masked 0.9 to 1.1", "OpenRLHF ppo, masked"),
+    Row("loss", "grpo, masked 0 to 1.1", "ms-swift grpo, token_mask"),
+    Row("loss", "grpo, rejection 0.98 to 1.02", "verl, seq_mean_k1, mean over sequences"),
+    Row("loss", "dapo, rejection 0.98 to 1.02", "verl, seq_mean_k1", "a mean over the tokens that are left"),
+    Row("loss", "dapo, rejection 0.98 to 1.02", "TRL dapo, sequence_mask", PRODUCT + ", and dropped by it"),
+    Row("loss", "grpo, rejection 0.98 to 1.02", "ms-swift grpo, sequence_mask", OWN + ". No lower bound"),
+    Row("loss", "dapo, rejection 0.98 to 1.02", "OpenRLHF ppo, sequences masked", OWN),
+    Row("loss", "gspo, bypass", "OpenRLHF gspo, masked"),
+    Row("loss", "grpo, sequence_mask 0.02", "TRL grpo, off_policy_mask"),
+    Row("loss", "grpo, sequence_mask 0.02", "ms-swift grpo, off_policy_sequence_mask"),
+    Row("loss", "grpo, top_entropy_quantile 0.2", "TRL grpo, top_entropy_quantile"),
+    Row("loss", "grpo, top_entropy_quantile 0.2", "ms-swift grpo, top_entropy_quantile"),
+    Row("loss", "dapo, entropy_coef 0.1", "verl token-mean, entropy_coeff"),
+    Row("loss", "dapo, entropy_coef 0.1", "TRL dapo, entropy_coef"),
+    Row("loss", "grpo, entropy_coef 0.1", "verl seq-mean-token-mean, entropy_coeff"),
+    Row(
+        "loss",
+        "grpo, entropy_coef 0.1",
+        "TRL grpo, entropy_coef",
+        "the bonus is a mean over all tokens, whatever the loss is",
+    ),
+    Row(
+        "loss",
+        "dapo, top_entropy_quantile 0.2, entropy_coef 0.1",
+        "TRL dapo, top_entropy_quantile, entropy_coef",
+        "the bonus is a mean over the tokens that were chosen",
+    ),
 )
 
 

@@ -165,7 +165,8 @@ BY_A_CONSTANT = ("cispo", "dppo")  # their values here have log r where verl's h
 def packed_loss(data: Arrays, settings: Mapping[str, Any]) -> Run:
     """gspo_hpc's loss of an algorithm with these settings on packed tokens, and its gradient in the log-probs.
 
-    `reference` [T] in the data are the log-probs of the KL term, if there is one.
+    `reference` [T] in the data are the log-probs of the KL term, if there is one, `selected` [T] the tokens that have a
+    policy term, and `entropies` [T] those of a bonus, whose gradient in the log-probs counts as 1.
     """
     import torch
 
@@ -192,14 +193,17 @@ def packed_loss(data: Arrays, settings: Mapping[str, Any]) -> Run:
         rollout_logprobs=torch.from_numpy(data["rollout"]),
         old_logprobs=torch.from_numpy(data["old"]),
         reference_logprobs=torch.from_numpy(data["reference"]) if "reference" in data else None,
+        selected=torch.from_numpy(data["selected"]) if "selected" in data else None,
         keys=tuple((row, 0) for row in range(count)),
     )
     objective = resolve(from_dict({"algorithm": dict(settings)}).algorithm)
     denominator = float(objective.denominator(BatchSize(count, total, count, int(data["padded"]))))
+    entropies = torch.from_numpy(data["entropies"]) if "entropies" in data else None
 
     def run() -> Mapping[str, Any]:
         logprobs.grad = None
-        loss = policy_loss(logprobs, batch, objective, denominator=denominator).loss
+        entropy = None if entropies is None else entropies + logprobs - logprobs.detach()
+        loss = policy_loss(logprobs, batch, objective, denominator=denominator, entropy=entropy).loss
         loss.backward()
         return {"loss": loss.detach(), "grad": logprobs.grad}
 

@@ -2,64 +2,23 @@
 
     peer_formulas.py INPUT OUTPUT    reads arrays, writes those of every entry of PEERS as NAME:value and NAME:grad
 
-verl's functions are imported. The others' packages cannot be imported without what they train with (DeepSpeed,
-modelscope), and TRL's formulas are statements of a long method; so functions, classes and statements are taken from
-the files of the installed packages, and run as they stand there.
+verl's functions are imported; those of the others are taken from their files (peer_sources.py). Losses are in
+peer_losses.py.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import itertools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-
-Arrays = dict[str, npt.NDArray[Any]]
-Names = dict[str, Any]
-TYPES: Names = {"torch": torch, "nn": nn, "Tensor": Tensor, "Optional": Optional, "Union": Union}
-TYPES |= {"List": list, "Tuple": tuple, "Dict": dict, "itertools": itertools}
-
-
-def tree(package: str, file: str) -> ast.Module:
-    """Return the syntax tree of a file of an installed package, which is not imported."""
-    spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.submodule_search_locations, f"{package} is not installed: setup_peers.sh"
-    return ast.parse((Path(next(iter(spec.submodule_search_locations))) / file).read_text())
-
-
-def defined(package: str, file: str, *names: str, given: Names | None = None) -> Any:
-    """Return the last of the functions, classes and constants of these names in a file, run with what is given."""
-    space = TYPES | (given or {})
-    for node in ast.walk(tree(package, file)):
-        assigned = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id
-        if assigned in names or (isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names):
-            if isinstance(node, ast.FunctionDef):
-                node.decorator_list = []
-            code = "from __future__ import annotations\n" + ast.unparse(node)
-            exec(compile(code, file, "exec"), space)
-    return space[names[-1]]
-
-
-def statements(package: str, file: str, first: str, last: str) -> Any:
-    """Return the statements of a block from that which begins with `first` to that which begins with `last`."""
-    for node in ast.walk(tree(package, file)):
-        body = getattr(node, "body", None)
-        texts = [ast.unparse(one) for one in body] if isinstance(body, list) else []
-        begins = [place for place, text in enumerate(texts) if text.startswith(first)]
-        ends = [place for place, text in enumerate(texts) if text.startswith(last)]
-        if begins and ends:
-            return compile("\n".join(texts[begins[0] : ends[-1] + 1]), file, "exec")
-    raise LookupError(f"{package}/{file} has no block from {first!r} to {last!r}: another version?")
-
+from peer_losses import LOSSES
+from peer_sources import Arrays, Names, defined, statements
+from torch import Tensor
 
 # ---- advantages [N] of N completions in groups of G, from rewards [N] or by reward function [N, k] ----
 
@@ -214,81 +173,6 @@ def openrlhf_kl(name: str, unbiased: bool = False) -> Callable[[Names], Tensor]:
     return run
 
 
-# ---- losses of B sequences, packed [T] in the data and padded [B, L] for the peers ----
-
-
-class _Padded:
-    """Log-probs of the packed arrays as leaves of [B, L], and back."""
-
-    def __init__(self, data: Arrays) -> None:
-        mask = np.arange(int(data["padded"]))[None, :] < data["lengths"][:, None]
-        self.mask = torch.from_numpy(mask)
-        found = {}
-        for name in ("logprobs", "old", "rollout"):
-            array = np.zeros(mask.shape, np.float32)
-            array[mask] = data[name]
-            found[name] = torch.from_numpy(array)
-        self.logprobs = found["logprobs"].requires_grad_()
-        self.old, self.rollout = found["old"], found["rollout"]
-        self.advantages = torch.from_numpy(data["advantages"])
-
-
-def trainer_loss(package: str, kind: str, level: str = "token", **settings: Any) -> Callable[[Arrays], Arrays]:
-    """The statements of the loss of TRL's or ms-swift's GRPOTrainer."""
-    file = {"trl": "trainer/grpo_trainer.py", "swift": "rlhf_trainers/grpo_trainer.py"}[package]
-
-    def run(data: Arrays) -> Arrays:
-        padded = _Padded(data)
-        code = statements(package, file, "log_ratio = per_token_logps -", "if self.loss_type in ['grpo', 'sapo']")
-        args = SimpleNamespace(
-            delta=settings.get("delta"),
-            **{f"sapo_temperature_{sign}": settings.get(f"tau_{sign}") for sign in ("pos", "neg")},
-            use_bias_correction_kl=False,
-        )
-        own = SimpleNamespace(
-            **{"beta": 0.0, "use_vllm": False, "rollout_importance_sampling_mode": None, "_has_teacher": False},
-            **{"off_policy_mask_threshold": None, "off_policy_sequence_mask_delta": None, "args": args},
-            loss_type=kind,
-            importance_sampling_level=level,
-            epsilon_low=settings.get("low"),
-            epsilon_high=settings.get("high"),
-            tau_pos=settings.get("tau_pos"),
-            tau_neg=settings.get("tau_neg"),
-            max_completion_length=int(data["padded"]),
-            model=SimpleNamespace(training=False),
-            accelerator=SimpleNamespace(num_processes=1),
-        )
-        count = padded.mask.sum()
-        space: Names = {"torch": torch, "self": own, "per_token_logps": padded.logprobs, "entropy_mask": None}
-        space |= {"old_per_token_logps": padded.old, "mask": padded.mask, "completion_mask": padded.mask}
-        space |= {"inputs": {"num_items_in_batch": count}, "num_items_in_batch": count}
-        space |= {"per_token_kl": None, "rollout_is_weights": None}
-        space["advantages"] = padded.advantages[:, None].expand_as(padded.mask)
-        exec(code, space)
-        space["loss"].backward()
-        assert padded.logprobs.grad is not None
-        return {"value": space["loss"].detach().numpy(), "grad": padded.logprobs.grad[padded.mask].numpy()}
-
-    return run
-
-
-def openrlhf_loss(**keys: Any) -> Callable[[Arrays], Arrays]:
-    """OpenRLHF's PolicyLoss."""
-
-    def run(data: Arrays) -> Arrays:
-        masked_mean = defined("openrlhf", "models/utils.py", "masked_mean")
-        names = ("aggregate_loss", "PolicyLoss")
-        loss_of = defined("openrlhf", "models/loss.py", *names, given={"masked_mean": masked_mean})(**keys)
-        padded = _Padded(data)
-        advantages = padded.advantages[:, None].expand_as(padded.mask)
-        loss = loss_of(padded.logprobs, padded.old, advantages, padded.mask.float(), padded.rollout)[0]
-        loss.backward()
-        assert padded.logprobs.grad is not None
-        return {"value": loss.detach().numpy(), "grad": padded.logprobs.grad[padded.mask].numpy()}
-
-    return run
-
-
 ADVANTAGES: dict[str, Callable[[Arrays], Tensor]] = {
     "verl grpo": verl_advantage("grpo"),
     "verl grpo, no std": verl_advantage("grpo", norm_adv_by_std_in_grpo=False),
@@ -324,26 +208,6 @@ KLS: dict[str, Callable[[Names], Tensor]] = {
     "OpenRLHF k2": openrlhf_kl("k2"),
     "OpenRLHF k3": openrlhf_kl("k3"),
     "OpenRLHF k3, unbiased_gradient": openrlhf_kl("k3", unbiased=True),
-}
-CLIP: Names = {"low": 0.2, "high": 0.28}
-LOSSES: dict[str, Callable[[Arrays], Arrays]] = {
-    "TRL grpo": trainer_loss("trl", "grpo", **CLIP),
-    "TRL grpo, delta": trainer_loss("trl", "grpo", delta=1.6, **CLIP),
-    "TRL grpo, sequence": trainer_loss("trl", "grpo", "sequence", low=0.02, high=0.03),
-    "TRL dapo": trainer_loss("trl", "dapo", **CLIP),
-    "TRL dr_grpo": trainer_loss("trl", "dr_grpo", **CLIP),
-    "TRL cispo": trainer_loss("trl", "cispo", low=None, high=1.4),
-    "TRL sapo": trainer_loss("trl", "sapo", tau_pos=1.0, tau_neg=1.05),
-    "ms-swift grpo": trainer_loss("swift", "grpo", **CLIP),
-    "ms-swift grpo, sequence": trainer_loss("swift", "grpo", "sequence", low=0.02, high=0.03),
-    "ms-swift grpo, sequence_token": trainer_loss("swift", "grpo", "sequence_token", low=0.02, high=0.03),
-    "ms-swift sapo": trainer_loss("swift", "sapo", tau_pos=1.0, tau_neg=1.05),
-    "OpenRLHF ppo": openrlhf_loss(clip_eps_low=0.2, clip_eps_high=0.28),
-    "OpenRLHF ppo, dual_clip": openrlhf_loss(clip_eps_low=0.2, clip_eps_high=0.28, dual_clip=1.6),
-    "OpenRLHF gspo": openrlhf_loss(clip_eps_low=0.02, clip_eps_high=0.03, policy_loss_type="gspo"),
-    "OpenRLHF ppo, masked": openrlhf_loss(
-        clip_eps_low=0.2, clip_eps_high=0.28, is_correction_level="token", is_correction_threshold=(0.9, 1.1)
-    ),
 }
 
 
