@@ -39,7 +39,11 @@ def test_every_key_is_there_with_its_meaning() -> None:
         ("algorithm.aggregation", "sequence, token, prompt, fixed_length, null", AGGREGATION),
         ("algorithm.name", f"{', '.join(algorithms())}, or path/to/file.py:Class", "gspo"),
         ("memory.offload_parts", "list", "[weights,gradients,optimizer]"),
-        ("reward.functions", "list of mappings with function, weight, clip_range, args, timeout, retries", "[]"),
+        (
+            "reward.functions",
+            "list of mappings with function, weight, clip_range, args, timeout, retries, only_named",
+            "[]",
+        ),
         ("slurm.time_minutes", "whole number, at least 1, or text", "60"),
         ("rollout.engine", "mapping", "{}"),
         ("run.seed", "whole number, at least 0, below 2**63", "42"),
