@@ -96,12 +96,11 @@ def read_by_owners(names: Sequence[str], config: Config) -> list[str]:
 
     The ranks are those that generate. What a file has no scores of is scored by the rank that read it.
     """
-    placed, ranks, per_node = list[str](), config.world_size, config.cluster.gpus_per_node
-    if config.rollout.mode == "server":
-        ranks = config.num_ranks - config.world_size
-        per_node -= 0 if config.cluster.generation_nodes else config.training_gpus_per_node
+    placed, per_node = list[str](), config.cluster.gpus_per_node
+    if config.rollout.mode == "server" and not config.cluster.generation_nodes:
+        per_node -= config.training_gpus_per_node
     for name in names:
-        while engine_place(config, len(placed) % ranks % per_node) != 0:
+        while engine_place(config, len(placed) % per_node) != 0:
             placed.append("")
         placed.append(name)
     return placed

@@ -75,6 +75,14 @@ def test_reward_models_of_ms_swift(run: str) -> None:
     assert "reward functions differ" in left(mixed)["reward_funcs"] and "part of" in left(mixed)["reward_weights"]
 
 
+def test_models_beside_a_server_are_set_apart() -> None:
+    """Engines that generate while the trainer works leave their GPUs to no other."""
+    served = convert(f"{SWIFT} --reward_model org/a --use_vllm true --vllm_mode server --vllm_server_host 10.0.0.1")
+    assert served.config.rollout.mode == "server"
+    assert [model.placement for model in served.config.reward.models] == ["apart"]
+    assert convert(f"{SWIFT} --reward_model org/a").config.reward.models[0].placement == "colocate"
+
+
 def test_models_among_the_functions_of_trl() -> None:
     for run in (f"{TRL} --reward_funcs org/rm", f"{TRL} --reward_model_name_or_path org/rm"):
         found = convert(run)

@@ -115,6 +115,7 @@ def test_a_model_set_apart_has_gpus_behind_each_engine_and_takes_nothing_of_othe
         *("reward_weights", "reward_working", "reward_cache", "reward_process", "buckets", "cuda_and_nccl")
     }
     assert phases["reward_model"].total < plan.memory.card
+    assert not any("reward_asleep" in phase.parts for phase in plan.memory.phases)
     assert "reward_weights_asleep" not in plan.memory.host
     found = [one.message for one in plan_of(f"[{model.replace('0.9', '1.0')}]", *SERVER).broken]
     assert len(found) == 1 and "stay taken: give 0.22 to 0.9" in found[0], found
