@@ -97,7 +97,7 @@ class Talk:
 
     @property
     def state(self) -> Any:
-        """What the package has of a rollout that is over and not scored."""
+        """The package's own record of a rollout that is over and not scored."""
         return self._task.result()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls of generation whose groups reward models score, on the ranks that generate.
+"""Generation with reward models beside the engines, on the ranks that generate.
 
 A group is written down when it is sampled, and in another file once it has its scores. The ranks that train read the
 second one alone, so a call that is killed while it scores samples nothing again.
