@@ -41,7 +41,7 @@ def test_every_key_is_there_with_its_meaning() -> None:
         ("memory.offload_parts", "list", "[weights,gradients,optimizer]"),
         (
             "reward.functions",
-            "list of mappings with function, weight, clip_range, args, timeout, retries, only_named",
+            "list of mappings with function, weight, clip_range, args, only_named, timeout, retries",
             "[]",
         ),
         ("slurm.time_minutes", "whole number, at least 1, or text", "60"),
