@@ -268,7 +268,6 @@ def _layout(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
     if "num_engines" in at:
         over = at.get("nodes_per_engine", 1)
         where = f"{at['engines_per_node']} per node" if over == 1 else f"each over {over} nodes"
-        behind = (
-            f", with {more} GPUs of reward models behind" if (more := at.get("reward_model_gpus_per_engine")) else ""
-        )
+        more = at.get("reward_model_gpus_per_engine", 0)
+        behind = f", and {more} GPU{'s' * (more > 1)} of reward models behind each" if more else ""
         yield "engines", f"{at['num_engines']} ({where}), TP {at['rollout_tensor_parallel_size']} each{behind}"

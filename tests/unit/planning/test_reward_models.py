@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gspo_hpc.cli.pages import ranks as rank_page
+from gspo_hpc.cli.pages import render
 from gspo_hpc.config import loader, paths
 from gspo_hpc.planning.estimates import time
 from gspo_hpc.planning.plan import Plan, make_plan
@@ -117,6 +119,8 @@ def test_a_model_set_apart_has_gpus_behind_each_engine_and_takes_nothing_of_othe
     assert phases["reward_model"].total < plan.memory.card
     assert not any("reward_asleep" in phase.parts for phase in plan.memory.phases)
     assert "reward_weights_asleep" not in plan.memory.host
+    told = [" ".join(line.split()) for line in render.lines(rank_page.page(plan.layout))]
+    assert {"engines on every node: GPUs 4 | 6", "reward models on every node: GPUs 5 | 7"} <= {*told}
     found = [one.message for one in plan_of(f"[{model.replace('0.9', '1.0')}]", *SERVER).broken]
     assert len(found) == 1 and "stay taken: give 0.22 to 0.9" in found[0], found
 
