@@ -66,6 +66,7 @@ def make_model(folder: Path, kind: str) -> Path:
     sys.path.insert(0, str(REPO / "tools"))
     from make_random_model import make_tokenizer
 
+    transformers.utils.logging.disable_progress_bar()
     family, sizes = MODELS[kind]
     torch.manual_seed(0)
     mixture = {"num_experts_per_tok": 8, "norm_topk_prob": True} if "Moe" in family else {}
@@ -230,7 +231,7 @@ def measure(compared: list[tuple[Path, str]], model: Path, layout: str, rounds: 
     try:
         for number, (checkout, way) in enumerate(compared):
             log, began = work / f"side-{number}.log", time.perf_counter()
-            say(f"starts {ranks} trainer ranks and an engine of {workers} workers from {checkout}; they write to {log}")
+            say(f"starts trainer ranks ({ranks}) and an engine (workers: {workers}) of {checkout}; they write to {log}")
             sides.append(Side(checkout, way, model, ranks, workers, log))
             sides[-1].ask("")
             say(f"they are ready after {time.perf_counter() - began:.0f} s")

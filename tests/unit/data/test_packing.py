@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gspo_hpc.data import best_fit as filling
@@ -205,7 +205,12 @@ def test_how_even_it_is(samples: list[Sample], dp_size: int, extra: int, share: 
     assert "packing/fill" not in evenness(max(loads), sum(loads), dp_size, len(packed[0]), None)
 
 
+# A group goes over as a whole, and so takes its prompt along.
+MOVED = [Sample(0, 0, 58, 36), Sample(0, 1, 58, 28), Sample(0, 2, 58, 45), Sample(1, 0, 36, 34), Sample(1, 1, 36, 43)]
+
+
 @given(sample_lists(), st.integers(1, 12), st.integers(0, 300), st.integers(1, 4), st.booleans(), st.booleans())
+@example(MOVED, 3, 0, 1, True, False)
 @settings(max_examples=200, deadline=None)
 def test_all_ranks_at_once_pack_as_one_after_the_other(
     samples: list[Sample], dp_size: int, extra: int, multiple: int, share: bool, at_once: bool
@@ -260,7 +265,7 @@ def test_best_fit_of_many_lists_is_that_of_each(lists: list[list[int]], room: in
 
 def test_some_slots_of_an_assignment() -> None:
     samples = [Sample(slot, index, 5, 7) for slot in range(4) for index in range(3)]
-    found = packing.pack(samples, dp_size=2, rank=1, micro_batch_size=3, micro_batch_tokens=None, share_prompts=True)
+    found = packing.pack(samples, dp_size=2, rank=1, micro_batch_size=6, micro_batch_tokens=None, share_prompts=True)
     kept = found.only({1, 3})
     assert [Sample(*row) for row in kept.samples.tolist()] == [s for s in samples if s.slot in (1, 3)]
     assert kept.ranks.tolist() == found.ranks[np.isin(found.samples[:, 0], (1, 3))].tolist()
