@@ -277,6 +277,18 @@ TAUGHT: dict[str, tuple[int, dict[str, Any]]] = {  # with a teacher: ranks, and 
         {"parallel": TP2 | SP | {f"teacher_{n}_model_parallel_size": i for n, i in (("tensor", 1), ("pipeline", 2))}},
     ),
 }
+ITS_EP = "teacher_expert_model_parallel_size"
+TAUGHT_BY_EXPERTS: dict[str, tuple[int, str, dict[str, Any]]] = {  # with a mixture as teacher: ranks, pupil, layout
+    "dense-one": (1, "llama-tied", {}),
+    "dense-dp2-its-ep2": (2, "llama-tied", {"parallel": {ITS_EP: 2}}),
+    "dense-tp2-its-ep2": (
+        2,
+        "llama-tied",
+        {"parallel": TP2 | SP | {"teacher_tensor_model_parallel_size": 1, ITS_EP: 2}},
+    ),
+    "mixture-one": (1, "qwen2moe-tied", {}),
+    "mixture-ep2-its-dp2": (2, "qwen2moe-tied", {"parallel": EP2 | {ITS_EP: 1}}),
+}
 # Checkpoints of adapters: ranks and layout, each saved, loaded by the same layout, and moved to one rank and back.
 MOVING = {"algorithm": {"kl_beta": 0.04, "reference_interval": 2}}
 ADAPTED_SAVED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -544,6 +556,9 @@ def run_all(models: dict[str, Path], folder: Path, wanted: Callable[[str], objec
         back[f"adapted-exported-{name}"] = ("adapters_exported", {**given, "out": str(folder / f"exported-{name}")})
     for name, (world, sections) in TAUGHT.items():
         both = {"model": tied, "teacher": str(models["qwen3-teacher"]), **sections}
+        worlds[world][f"taught-{name}"] = ("taught", both)
+    for name, (world, pupil, sections) in TAUGHT_BY_EXPERTS.items():
+        both = {"model": str(models[pupil]), "teacher": str(models["qwen3moe-untied"]), **sections}
         worlds[world][f"taught-{name}"] = ("taught", both)
     found: dict[str, Arrays] = {}
     for world, work in ((1, one), (2, two), (4, four), (1, back)):

@@ -44,6 +44,8 @@ class Remarks:
         self._unclipped, self._farthest = 0, 0.0  # later updates so far, and their largest |ratio - 1|
         self._entropies: deque[float | None] = deque(maxlen=_WINDOW)  # None: of no group; inf: not low
         self._equal_groups: deque[float] = deque(maxlen=_WINDOW)
+        self._effective: deque[float] = deque(maxlen=_WINDOW)
+        self._corrected: deque[float] = deque(maxlen=_WINDOW)
 
     def of(self, record: Record) -> str:
         """Return what is to be said of a step; empty for nothing."""
@@ -148,16 +150,27 @@ class Remarks:
             )
 
     def _weights(self, record: Record) -> Iterator[str]:
-        """Yield that the ratios of trainer and engine leave hardly anything to estimate from."""
-        effective = number(record, "logprob_gap_effective")
-        if effective is not None and effective < FEW_EFFECTIVE and self._tell("weights"):
-            yield (
-                f"trainer and engine differ so much that the tokens count as {effective:.0%} of them "
-                "(logprob_gap_effective)"
-            )
-        corrected = number(record, "correction_fraction")
-        if is_overclipped(corrected) and self._tell("correction"):
-            yield f"the correction of the gap bounded or dropped {corrected:.0%} of the terms"
+        """Yield that the ratios of trainer and engine leave hardly anything to estimate from.
+
+        A single token can take the effective size of one update to a fifth, so the middle of some updates counts.
+        """
+        effective, corrected = number(record, "logprob_gap_effective"), number(record, "correction_fraction")
+        if effective is not None:
+            self._effective.append(effective)
+        if corrected is not None:
+            self._corrected.append(corrected)
+        if len(self._effective) == _WINDOW and (middle := statistics.median(self._effective)) < FEW_EFFECTIVE:
+            if self._tell("weights"):
+                yield (
+                    f"trainer and engine differ so much that the tokens of the last {_WINDOW} updates count as "
+                    f"{middle:.0%} of them (logprob_gap_effective)"
+                )
+        if len(self._corrected) == _WINDOW and is_overclipped(share := statistics.fmean(self._corrected)):
+            if self._tell("correction"):
+                yield (
+                    f"the correction of the gap bounded or dropped {share:.0%} of the terms of the last {_WINDOW} "
+                    "updates"
+                )
 
     def _deaths(self, record: Record) -> Iterator[str]:
         restarts = number(record, "engine_restarts") or 0.0

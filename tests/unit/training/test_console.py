@@ -423,12 +423,14 @@ def test_a_policy_that_runs_away_is_said_once() -> None:
 
 
 def test_weights_that_leave_few_samples_are_said_once() -> None:
-    rows = [record(s, logprob_gap_effective=share) for s, share in enumerate((1.0, 0.5, 0.31, 0.2), 1)]
+    shares = (1.0, 0.1, 0.6, 0.55, 0.31, 0.2)  # the second is one token's doing: the middle of four counts
+    rows = [record(s, logprob_gap_effective=share) for s, share in enumerate(shares, 1)]
     assert remarks(rows) == [
-        "3 ^ trainer and engine differ so much that the tokens count as 31% of them (logprob_gap_effective)"
+        "5 ^ trainer and engine differ so much that the tokens of the last 4 updates count as 43% of them "
+        "(logprob_gap_effective)"
     ]
-    rows = [record(s, correction_fraction=share) for s, share in enumerate((0.1, 0.6, 0.7), 1)]
-    assert remarks(rows) == ["2 ^ the correction of the gap bounded or dropped 60% of the terms"]
+    rows = [record(s, correction_fraction=share) for s, share in enumerate((0.1, 0.9, 0.3, 0.5, 0.7, 0.8), 1)]
+    assert remarks(rows) == ["5 ^ the correction of the gap bounded or dropped 60% of the terms of the last 4 updates"]
 
 
 @pytest.mark.parametrize("weight", [0, 1])
