@@ -87,12 +87,12 @@ class RewardPool:
         """
         check(reward)
         self._own_account: tempfile.TemporaryDirectory[str] | None = None
-        self._account: tuple[Path, Judges] | None = None
+        self._account: worker_process.Account | None = None
         if asks_endpoints(reward):
             if spending is None:
                 self._own_account = tempfile.TemporaryDirectory(prefix="gspo-judges-")
                 spending = Path(self._own_account.name, "rank-0000.requests")
-            self._account = spending, judges or Judges()
+            self._account = worker_process.account_of(spending, judges or Judges(), reward)
         self._reward, self._pools, self._sandbox = reward, pools, sandbox or Sandbox()
         self._names = part_names(reward)
         self._weights = FunctionWeights(reward, sources)

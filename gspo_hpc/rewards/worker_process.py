@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_hpc.config.schema import Judges, Reward, Sandbox
 from gspo_hpc.rewards import spawning
@@ -16,6 +16,11 @@ from gspo_hpc.rewards.calls import Loaded, Sampled, Verdict, error_text, loaded,
 from gspo_hpc.rewards.registry import time_limit
 from gspo_hpc.system.processes import end_children_with_this_process
 from gspo_hpc.system.text import GIB
+
+if TYPE_CHECKING:
+    from gspo_hpc.runs.spending import Patience
+
+    Account = tuple[Path, Judges, Patience]
 
 OUT_OF_MEMORY = 112  # exit code of a process whose grader needed more memory than it may use
 ORPHAN_SECONDS = 2.0  # after its time limit, the kernel ends a grader that its pool did not end
@@ -37,10 +42,18 @@ def limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def start(reward: Reward, processes: int, sandbox: Sandbox, account: tuple[Path, Judges] | None) -> None:
+def account_of(path: Path, judges: Judges, reward: Reward) -> Account:
+    """Return what the processes of a pool that begins now need to note requests in the file `path`."""
+    from gspo_hpc.runs.spending import Patience  # here: most graders ask nobody
+
+    longest = max(time_limit(reward, term)[0] for term in range(len(reward.functions)))
+    return path, judges, Patience.from_now(path.parent, longest)
+
+
+def start(reward: Reward, processes: int, sandbox: Sandbox, account: Account | None) -> None:
     """Load the graders, as one of so many processes. Never raises, because pebble would take that for a broken pool.
 
-    `account`: the file for the requests of graders that note them, and the budget.
+    `account`: the file for the requests of graders that note them, the budget, and how long others are waited for.
     """
     end_children_with_this_process()
     spawning.begun()

@@ -7,8 +7,9 @@ the most that it may have used.
 
 A budget holds without locks. A process notes its request, reads the files of all ranks, and sends it only where
 everything noted fits: of two that note theirs at once, at least one sees both. Requests under way may turn out to use
-less, so a process waits for them before it finds the budget used up. A line has a CRC-32; it begins and ends with a
-line break, so that one which a full disk has torn costs no other.
+less, so a process waits for them before it finds the budget used up: not longer than a request of the run may take,
+whatever their lines say. A line has a CRC-32; it begins and ends with a line break, so that one which a full disk has
+torn costs no other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from gspo_hpc.system.text import MALFORMED, parse_json
 
 FOLDER = "spending"  # of a run directory
 _ASKED, _ANSWERED, _WITHDRAWN = "asked", "answered", "withdrawn"
+_MOST = 10**12  # tokens or cost that a line of the account counts with: more is nonsense, whose sum might be no number
 _ROUNDING = 1e-9  # share by which a sum of costs may be above the largest one, being rounded
 _LIMITS = {  # settings of Judges: what they bound, and its name for people
     "max_requests": ("requests", "requests"),
@@ -60,31 +62,55 @@ class Amount:
         )
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long the processes of a pool wait for requests of others, whatever the lines of these say.
+
+    A line that was there when the pool began is waited for from then on, also by a process that began later.
+    """
+
+    longest: float  # seconds that a request of the run may take
+    begun: float  # on the monotonic clock, which the processes of a node share
+    noted: Mapping[str, int]  # bytes of each file then
+
+    @classmethod
+    def from_now(cls, folder: Path, longest: float) -> Patience:
+        """Return that of a pool which begins now."""
+        return cls(longest, time.monotonic(), {path.name: path.stat().st_size for path in _files(folder)})
+
+
 @dataclass
 class Account:
     """The requests in the files of a folder, read as far as they were written when :meth:`read` was called."""
 
     folder: Path
+    patience: Patience | None = None  # of who sends requests
     answered: Amount = field(default_factory=Amount)
-    open: dict[str, tuple[Amount, float]] = field(default_factory=dict)  # by number: the most, and until when it waits
+    open: dict[str, tuple[Amount, float]] = field(default_factory=dict)  # by number: the most, and how long it waits
     estimated: int = 0  # answers that did not say how many tokens they took
     ignored: int = 0  # whole lines that no run writes: less than nothing was used, say
     _read: dict[str, int] = field(default_factory=dict)  # bytes by file
 
     def read(self) -> None:
         """Read what was appended since the last call."""
-        for path in sorted(self.folder.glob("rank-*.requests")):
+        for path in _files(self.folder):
             begin = self._read.get(path.name, 0)
             with path.open("rb") as file:  # opened anew: so NFS shows what other nodes have written
                 file.seek(begin)
                 data = file.read()
             end = data.rfind(b"\n") + 1
             self._read[path.name] = begin + end
-            for event in _events(data[:end]):
-                try:
-                    self._note(*event)
-                except MALFORMED:  # a run directory may be of another's making
-                    self.ignored += 1
+            old, until = 0, [0.0, 0.0]  # bytes of earlier lines, and how long those and later ones wait at most
+            if self.patience is not None:
+                size = self.patience.noted.get(path.name, 0)
+                old = data.rfind(b"\n", 0, max(0, min(size - begin, end))) + 1
+                until = [since + self.patience.longest for since in (self.patience.begun, time.monotonic())]
+            for lines, latest in zip((data[:old], data[old:end]), until, strict=True):
+                for event in _events(lines):
+                    try:
+                        self._note(latest, *event)
+                    except MALFORMED:  # a run directory may be of another's making
+                        self.ignored += 1
 
     def total(self) -> Amount:
         """Return all requests together; one without an answer counts with the most that it may use."""
@@ -92,20 +118,25 @@ class Account:
 
     def certain(self) -> Amount:
         """Return the total without the tokens and costs of requests that may still be answered."""
-        now = time.time()
+        now = time.monotonic()
         open_ = (most if until < now else Amount(most.requests) for most, until in self.open.values())
         return sum(open_, self.answered)
 
-    def _note(self, kind: str, number: str, *values: Any) -> None:
+    def _note(self, latest: float, kind: str, number: str, *values: Any) -> None:
         if kind == _ASKED:
-            *used, until = values
-            self.open[number] = _one(*used), float(until)
+            *used, told = values
+            until = time.monotonic() + float(told) - time.time()
+            # The line may be of another's making, or of a node whose clock is wrong. NaN is not below the latest.
+            self.open[number] = _one(*used), until if until < latest else latest
             return
         if kind == _ANSWERED:
             *used, told = values
-            self.answered += _one(*used)
+            amount = _one(*used)
+            self.open.pop(number, None)
+            self.answered += amount
             self.estimated += not told
-        elif kind != _WITHDRAWN:
+            return
+        if kind != _WITHDRAWN:
             raise ValueError(f"{kind} is no event")
         self.open.pop(number, None)
 
@@ -115,18 +146,21 @@ def _one(prompt_tokens: Any, completion_tokens: Any, cost: Any) -> Amount:
     amount = Amount(1, int(prompt_tokens), int(completion_tokens), float(cost))
     if not (amount.prompt_tokens >= 0 and amount.completion_tokens >= 0 and 0 <= amount.cost < math.inf):
         raise ValueError("it uses less than nothing")
-    return amount
+    tokens = min(amount.prompt_tokens, _MOST), min(amount.completion_tokens, _MOST)
+    return Amount(1, *tokens, min(amount.cost, _MOST))
 
 
 class Spending:
     """One process's end of the account. It notes requests, and says whether the budget allows for them."""
 
-    def __init__(self, path: Path, limits: Judges) -> None:
+    def __init__(self, path: Path, limits: Judges, patience: Patience) -> None:
         """Append to the file `path` (rank-NNNN.requests of the folder); `limits` is the budget of the run."""
         make_inner_dir(path.parent)
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is no file: move it away")
         self._path, self._limits = path, limits
         self._bounded = any(getattr(limits, name) is not None for name in _LIMITS)
-        self._account = Account(path.parent)
+        self._account = Account(path.parent, patience)
         self._process, self._count = secrets.token_hex(6), 0
         with plain_disk_full(path):
             self._fd = open_log(path)
@@ -207,6 +241,11 @@ def _over(amount: Amount, limits: Judges) -> str | None:
         if most is not None and getattr(amount, name) > most * (1 + _ROUNDING * (name == "cost")):
             return setting
     return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of an account. What else has such a name is none: to open a pipe would block."""
+    return [path for path in sorted(folder.glob("rank-*.requests")) if path.is_file()]
 
 
 def _events(data: bytes) -> Iterator[list[Any]]:

@@ -75,6 +75,10 @@ class TrackerWake(StepObserver):
         self._trackers.wait_until_named()
         self._trackers.wake()
 
+    def samples(self, step: int, phase: str, shown: RolloutView) -> None:
+        """Have the trackers named before the lines on reward functions that failed."""
+        self._trackers.wait_until_named()
+
     def note(self, text: str) -> None:
         """Have the trackers named before the line."""
         self._trackers.wait_until_named()

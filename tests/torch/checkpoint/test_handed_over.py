@@ -308,7 +308,9 @@ def handed_over(checkpoint: Path, adapters: tuple[Path, Path], tmp_path: Path) -
         shutil.copytree(path, made.checkpoints / path.name)
     for what in ("journal", "turns", *CARRIED):
         Journal(made.rollouts / "000001", 0, fingerprint="f", rollout=1, kind=what).close()
-    assert Spending(spending.file_of(made.path, 0), Judges()).ask(Amount(1, 5, 6), seconds=0.0)
+    assert Spending(spending.file_of(made.path, 0), Judges(), spending.Patience.from_now(made.path, 60.0)).ask(
+        Amount(1, 5, 6), seconds=0.0
+    )
     made.plan.write_text("{}")
     made.experts.write_text("{}")
     for step in (1, 2):

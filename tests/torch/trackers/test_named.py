@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import io
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from gspo_hpc.exchange.exchange import RolloutView
 from gspo_hpc.trackers import feed
 from gspo_hpc.trackers.protocol import Record, Sent, TrackedRun
 from gspo_hpc.trackers.registry import Service
@@ -40,15 +42,24 @@ def feeds_of(folder: Path, may_start: threading.Event, tell: Callable[[str], Non
     return feed.Feeds([service], TrackedRun(folder, "id", "name", {}), tell, tell)
 
 
-def test_a_tracker_is_named_before_the_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda run: run.note("step 0: accuracy 0.5"),
+        lambda run: run.step({"step": 1, "reward": 0.5}),
+        lambda run: run.samples(0, "eval", RolloutView([], Counter({"no answer": 2}))),
+    ],
+    ids=["note", "step", "samples"],
+)
+def test_a_tracker_is_named_before_any_line_of_a_step(tmp_path: Path, begin: Callable[[Observers], None]) -> None:
     may_start, said = threading.Event(), io.StringIO()
     console = Console(said, 1, plain=True)
     feeds = feeds_of(tmp_path, may_start, console.note)
     threading.Timer(0.2, may_start.set).start()
-    observers = Observers([TrackerWake(feeds), ConsoleLines(console)])
-    observers.note("step 0: accuracy 0.5")
+    begin(Observers([TrackerWake(feeds), ConsoleLines(console)]))
     feeds.close(0)
-    assert said.getvalue().splitlines() == ["tracker: somewhere", "step 0: accuracy 0.5"]
+    first, *others = said.getvalue().splitlines()
+    assert first == "tracker: somewhere" and others
 
 
 def test_a_tracker_that_does_not_start_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,9 @@ class Terminal(io.StringIO):
 
 def test_what_judges_were_asked_is_told_everywhere(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.read(run.path).judges == ""
-    account = spending.Spending(spending.file_of(run.path, 3), loader.load(run.config).judges)
+    account = spending.Spending(
+        spending.file_of(run.path, 3), loader.load(run.config).judges, spending.Patience.from_now(run.path, 60.0)
+    )
     for _ in range(2):
         number = account.ask(spending.Amount(1, 900, 100, 0.5), seconds=1.0)
         assert number is not None

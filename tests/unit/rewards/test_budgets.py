@@ -7,6 +7,7 @@ is counted twice; an answer without a count of tokens that costs nothing; and a 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -28,9 +29,10 @@ from gspo_hpc.rewards.calls import Sampled
 from gspo_hpc.rewards.pool import RewardPool
 from gspo_hpc.rewards.results import RewardResult
 from gspo_hpc.runs import spending
-from gspo_hpc.runs.spending import Account, Amount, OverBudget, Spending
+from gspo_hpc.runs.spending import Account, Amount, OverBudget, Patience, Spending
 
 PROMPT, COMPLETION = 30, 7  # tokens that the server says an answer took
+SOON = Patience(60.0, 0.0, {})  # what is noted is waited for as long as it says
 NONSENSE: dict[str, Any] = {  # or what else it says of them
     "negative": {"prompt_tokens": -1000, "completion_tokens": 7},
     "endless": {"prompt_tokens": 30, "completion_tokens": math.inf},
@@ -246,7 +248,7 @@ def test_what_a_kill_left_without_an_answer_counts_once(
 
 def test_a_request_waits_for_others_that_may_leave_room(tmp_path: Path) -> None:
     limits = Judges(max_completion_tokens=100)
-    one, other = (Spending(spending.file_of(tmp_path, rank), limits) for rank in range(2))
+    one, other = (Spending(spending.file_of(tmp_path, rank), limits, SOON) for rank in range(2))
     first = one.ask(Amount(1, 0, 60), seconds=60.0)
     assert first is not None and other.ask(Amount(1, 0, 60), seconds=60.0) is None
     one.answered(first, Amount(1, 0, 10))
@@ -260,7 +262,7 @@ def test_a_request_waits_for_others_that_may_leave_room(tmp_path: Path) -> None:
 
 def test_of_two_that_ask_at_once_one_sees_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one asks after the first has looked, and before it has noted its own request."""
-    one, other = (Spending(spending.file_of(tmp_path, rank), Judges(max_requests=1)) for rank in range(2))
+    one, other = (Spending(spending.file_of(tmp_path, rank), Judges(max_requests=1), SOON) for rank in range(2))
     numbers, append = list[str | None](), one._append
 
     def late(event: list[Any], **options: Any) -> None:
@@ -291,9 +293,72 @@ def test_a_pool_without_a_run_has_a_budget_of_its_own(server: tuple[str, type[Co
     assert len(seen.asked) == 3 == sum(result.failure is None for result in results)
 
 
+def line(text: str) -> bytes:
+    return b"\n%08x %s\n" % (zlib.crc32(text.encode()), text.encode())
+
+
+@pytest.mark.parametrize("until", ["1e300", '"inf"', '"nan"', "4102444800"])
+def test_no_line_makes_others_wait_longer_than_a_request_may_take(tmp_path: Path, until: str) -> None:
+    """The run directory may be of another's making, and another node's clock may be wrong."""
+    spending.file_of(tmp_path, 1).parent.mkdir()
+    spending.file_of(tmp_path, 1).write_bytes(line(f'["asked", "a", 5, 90, 0, {until}]'))
+    found = Account(tmp_path / spending.FOLDER, SOON)
+    found.read()
+    assert found.open["a"][0] == Amount(1, 5, 90) and found.open["a"][1] <= time.monotonic() + SOON.longest
+
+
+def test_a_process_that_begins_later_waits_no_longer(tmp_path: Path) -> None:
+    """A process that a time limit ends has another in its place, which would wait for the same line from anew."""
+    path, limits = spending.file_of(tmp_path, 1), Judges(max_completion_tokens=100)
+    path.parent.mkdir()
+    old = line('["asked", "a", 5, 80, 0, 1e300]')
+    path.write_bytes(old + b"\n0badc0de [")  # the second was being written
+    patience = Patience.from_now(path.parent, SOON.longest)
+    assert patience.noted == {path.name: len(old) + 11}
+    path.write_bytes(path.read_bytes() + line(f'["asked", "b", 5, 10, 0, {time.time() + 60}]'))
+    one = Spending(spending.file_of(tmp_path, 0), limits, patience)
+    assert one.ask(Amount(1, 5, 30), seconds=60.0) is None  # both may use less
+    later = dataclasses.replace(patience, begun=patience.begun - SOON.longest - 1)
+    one = Spending(spending.file_of(tmp_path, 0), limits, later)
+    with pytest.raises(OverBudget, match="2 requests, 10 prompt tokens, 90 of 100 completion tokens"):
+        one.ask(Amount(1, 5, 30), seconds=60.0)
+    assert one.ask(Amount(1, 5, 15), seconds=60.0) is None  # the later line may leave room
+
+
+def test_a_pool_waits_for_such_a_line_as_long_as_for_a_request(
+    server: tuple[str, type[Counting]], tmp_path: Path
+) -> None:
+    """Else each completion waits until its time limit, and the run never says that its budget is used up."""
+    url, seen = server
+    (tmp_path / spending.FOLDER).mkdir()
+    spending.file_of(tmp_path, 1).write_bytes(line('["asked", "a", 5, 90, 0, 1e300]'))
+    config = Reward(functions=reward(url).functions, workers=1, timeout=3.0)
+    with pool(config, Judges(max_completion_tokens=95), tmp_path) as one:
+        found = [outcome for _ in range(4) for outcome in graded([one], ["good"])[0].outcomes.values()]
+    assert not seen.asked and found[-1] == "over_budget"
+
+
+def test_an_account_that_is_no_file_blocks_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0000.requests")
+    (tmp_path / "rank-0001.requests").mkdir()
+    assert spending.read(tmp_path) is None
+    for rank in range(2):
+        with pytest.raises(ValueError, match=rf"rank-000{rank}.requests is no file: move it away"):
+            Spending(tmp_path / f"rank-000{rank}.requests", Judges(), SOON)
+    assert Spending(tmp_path / "rank-0002.requests", Judges(max_requests=1), SOON).ask(Amount(1), seconds=1.0)
+
+
+def test_sums_of_nonsense_stay_numbers(tmp_path: Path) -> None:
+    most = "9" * 4299
+    (tmp_path / "rank-0000.requests").write_bytes(line(f'["answered", "a", {most}, {most}, 1e308, 1]') * 40)
+    account = spending.read(tmp_path)
+    assert account is not None and math.isfinite(account.total().cost)
+    assert spending.words(account, Judges(max_cost=5.0)).startswith("40 requests, 40,000,000,000,000 prompt tokens")
+
+
 def test_lines_of_another_making_do_not_count(tmp_path: Path) -> None:
     path = spending.file_of(tmp_path, 0)
-    one = Spending(path, Judges())
+    one = Spending(path, Judges(), SOON)
     number = one.ask(Amount(1, 5, 6), seconds=60.0)
     assert number
     with path.open("ab") as file:
@@ -309,12 +374,13 @@ def test_lines_of_another_making_do_not_count(tmp_path: Path) -> None:
             '["answered", "i", 1, 1, "inf", 1]',
             f'["answered", "{number}", -7, 0, 0, 1]',
             f'["ended", "{number}"]',
+            '["answered", [1], 1, 1, 0, 1]',
             '{"a": 1}',
             "7",
         ):
-            file.write(b"\n%08x %s\n" % (zlib.crc32(text.encode()), text.encode()))
+            file.write(line(text))
         file.write(b'\n%08x ["asked", "d", 9, 9, 0, 0]\n' % zlib.crc32(b'["asked", "d", 1, 1, 0, 0]'))  # changed
         file.write(b'\n%08x ["asked", "c", 1, 1, Infinity, 0]\n' % zlib.crc32(b'["asked", "c", 1, 1, Infinity, 0]'))
     found = account(tmp_path)
     assert found.total() == Amount(1, 5, 6)
-    assert spending.words(found, Judges()).endswith("12 lines of spending/ that no run writes, which are left out")
+    assert spending.words(found, Judges()).endswith("13 lines of spending/ that no run writes, which are left out")
