@@ -96,7 +96,7 @@ def read_by_owners(names: Sequence[str], config: Config) -> list[str]:
 
     The ranks are those that generate. What a file has no scores of is scored by the rank that read it.
     """
-    placed, ranks, per_node = list[str](), config.world_size, config.cluster.gpus_per_node
+    placed, ranks, per_node = list[str](), config.world_size, config.gpus_per_engine_node
     if config.rollout.mode == "server":
         ranks = config.num_ranks - config.world_size
         per_node -= 0 if config.cluster.generation_nodes else config.training_gpus_per_node
