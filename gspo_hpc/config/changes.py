@@ -17,6 +17,7 @@ MAY_CHANGE: frozenset[str] = frozenset(
         "run.dir",  # the same directory, moved or reached by another path
         "cluster.nodes",
         "cluster.gpus_per_node",
+        "cluster.generation_gpus_per_node",
         "cluster.threads_per_rank",
         "cluster.gpu",
         "cluster.gpu_memory_gb",

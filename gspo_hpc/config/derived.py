@@ -292,7 +292,7 @@ def cpus_per_task(config: Config) -> int | None:
     (:func:`shares_cores`). Where the user unbound them, and on CPUs, where an engine and its rank take turns, nothing
     is requested for it.
     """
-    given, ranks = config.slurm.cpus_per_task, config.cluster.gpus_per_node
+    given, ranks = config.slurm.cpus_per_task, config.gpus_per_engine_node
     unbound = any(word.startswith("--cpu-bind=none") for word in config.slurm.srun)
     if given is not None or unbound or config.cluster.platform != "cuda":
         return given
@@ -304,12 +304,12 @@ def shares_cores(config: Config) -> bool:
     """Return whether the ranks of a node use all of its job's cores, because only some of them have an engine."""
     bound = any(word.startswith("--cpu-bind") for word in config.slurm.srun)
     asked = config.slurm.cpus_per_task is None and config.cluster.platform == "cuda"
-    return asked and not bound and engines_per_node(config) < config.cluster.gpus_per_node
+    return asked and not bound and engines_per_node(config) < config.gpus_per_engine_node
 
 
 def engine_over_nodes(config: Config) -> bool:
     """Return True if an engine has more GPUs than a node."""
-    return config.rollout.tensor_parallel_size > config.cluster.gpus_per_node
+    return config.rollout.tensor_parallel_size > config.gpus_per_engine_node
 
 
 def engines_per_node(config: Config) -> int:
@@ -317,12 +317,12 @@ def engines_per_node(config: Config) -> int:
 
     It is never 0, so that what follows can be said of a layout that a rule refuses.
     """
-    return config.rollout.engines_per_node or max(1, config.cluster.gpus_per_node // config.gpus_per_engine)
+    return config.rollout.engines_per_node or max(1, config.gpus_per_engine_node // config.gpus_per_engine)
 
 
 def engine_gpus_per_node(config: Config) -> int:
     """Return the GPUs of a node that engines of the policy have: all of them where one has several nodes."""
-    gpus, size = config.cluster.gpus_per_node, config.rollout.tensor_parallel_size
+    gpus, size = config.gpus_per_engine_node, config.rollout.tensor_parallel_size
     if engine_over_nodes(config):
         return gpus
     return size * engines_per_node(config)
@@ -340,19 +340,31 @@ class Role:
     nodes: int  # that have any
 
 
+def node_of(config: Config, rank: int) -> tuple[int, int]:
+    """Return the node of a rank of the job, and its place on it. Nodes that only generate may have other GPUs."""
+    gpus, nodes = config.cluster.gpus_per_node, config.training_nodes
+    if rank < nodes * gpus:
+        return divmod(rank, gpus)
+    node, local = divmod(rank - nodes * gpus, config.gpus_per_engine_node)
+    return nodes + node, local
+
+
+def gpus_of_node(config: Config, node: int) -> int:
+    """Return the GPUs of a node of the job, which are as many as its ranks."""
+    return config.cluster.gpus_per_node if node < config.training_nodes else config.gpus_per_engine_node
+
+
 def role_of(config: Config, rank: int) -> Role:
     """Return the role of a rank of the job.
 
     Where whole nodes generate, they are the last ones; where some GPUs of every node do, the last ones of the node. So
     rank 0 always trains.
     """
-    gpus = config.cluster.gpus_per_node
-    node, local = divmod(rank, gpus)
-    training = config.training_gpus_per_node
-    if (apart := config.cluster.nodes - config.training_nodes) and node >= config.training_nodes:
-        node -= config.training_nodes
+    node, local = node_of(config, rank)
+    gpus, nodes, training = gpus_of_node(config, node), config.training_nodes, config.training_gpus_per_node
+    if node >= nodes:
+        apart, node = config.cluster.nodes - nodes, node - nodes
         return Role(True, node * gpus + local, apart * gpus, local, gpus, apart)
-    nodes = config.training_nodes
     if local >= training:
         each, place = gpus - training, local - training
         return Role(True, node * each + place, nodes * each, place, each, nodes)

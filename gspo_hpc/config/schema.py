@@ -35,7 +35,6 @@ from gspo_hpc.config.learning import (
 from gspo_hpc.config.machine import (
     Adapter,
     Cluster,
-    Container,
     Faults,
     Memory,
     Model,
@@ -44,11 +43,11 @@ from gspo_hpc.config.machine import (
     Parallel,
     Platform,
     Sandbox,
-    Slurm,
 )
 from gspo_hpc.config.section import MOST, WHOLE, Count, Matching, Positive, Section, as_dict, key, replace
 from gspo_hpc.config.sections.data import Data, EvalSet, Rows, Source
 from gspo_hpc.config.sections.reward_models import RewardModel
+from gspo_hpc.config.sections.slurm import Container, Slurm
 
 __all__ = [
     "Adapter",
@@ -180,9 +179,16 @@ class Config(Section):
         return self.training_nodes * self.training_gpus_per_node
 
     @property
+    def gpus_per_engine_node(self) -> int:
+        """GPUs of a node that has engines, those that train among them: another number only where it just generates."""
+        apart = self.cluster.nodes - self.training_nodes
+        return (self.cluster.generation_gpus_per_node if apart else None) or self.cluster.gpus_per_node
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the job: those that train and, in server mode, those that generate."""
-        return self.cluster.nodes * self.cluster.gpus_per_node
+        apart = self.cluster.nodes - self.training_nodes
+        return self.training_nodes * self.cluster.gpus_per_node + apart * self.gpus_per_engine_node
 
     @property
     def layout(self) -> dict[str, int]:

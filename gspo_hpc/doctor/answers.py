@@ -32,6 +32,7 @@ _MUST = {
     "GPUs",
     "machine",
 }
+_EVERYWHERE = _MUST - {"GPUs"}  # also on nodes of several kinds
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,15 @@ def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
                 own = "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
                 found.append({"node": node, "fact": fact, "value": own, "others": shown})
     return found
+
+
+def differences_of(kinds: Sequence[Sequence[Answer]]) -> list[dict[str, str]]:
+    """Return :func:`differences` of nodes of several kinds, whose versions must be the same on all."""
+    every = differences([answer for kind in kinds for answer in kind])
+    if len(kinds) < 2:
+        return every
+    own = [one for kind in kinds for one in differences(kind) if one["fact"] not in _EVERYWHERE]
+    return [one for one in every if one["fact"] in _EVERYWHERE] + own
 
 
 def merge(answers: Sequence[Answer]) -> list[Finding]:
@@ -135,7 +145,7 @@ def difference_lines(found: Sequence[Mapping[str, str]], answers: Sequence[Answe
         names = ",".join(node for nodes in values.values() for node in nodes)
         fix = f"make the nodes alike, or set slurm.exclude={names}"
         yield Finding("nodes", fact, "fail" if fact in _MUST else "warn", f"{who}; the others: {others}", fix)
-    same = {key for answer in answers for key in answer.facts} - {one["fact"] for one in found}
+    same = {key for answer in answers for key in answer.facts} - {one["fact"] for one in differences(answers)}
     if same and len(answers) > 1:
         yield Finding("nodes", "alike", "ok", f"the same on {counted(len(answers), 'node')}: {', '.join(sorted(same))}")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_hpc.config import loader
+from gspo_hpc.config.derived import gpus_of_node
 from gspo_hpc.config.schema import Config
 from gspo_hpc.data import counting
 from gspo_hpc.data.sources import parts
@@ -43,12 +44,19 @@ class Machine:
 
 
 def look(
-    config: Config, *, elsewhere: str = "", rank_runs_here: bool = True, met: bool = False, given: bool = True
+    config: Config,
+    *,
+    elsewhere: str = "",
+    rank_runs_here: bool = True,
+    met: bool = False,
+    given: bool = True,
+    node: int = 0,
 ) -> Machine:
     """Check everything that belongs to this machine: versions, GPUs, memory and limits, network, files.
 
     `elsewhere`: the setting that gives ranks other packages than this interpreter has. `met`: nodes also meet.
-    `given`: the config is that of a run, not one that only names the platform of this machine.
+    `given`: the config is that of a run, not one that only names the platform of this machine. `node`: the number of
+    this one in the job.
     """
     needed = sizes.of(config)
     facts: Facts = {}
@@ -70,7 +78,7 @@ def look(
             return section.findings
         sharing = max(config.parallel.tensor_model_parallel_size, config.rollout.tensor_parallel_size)
         rank = needed.rank_gpu if needed else None
-        section = judging.judge(found, config.cluster.gpus_per_node if given else None, rank, sharing)
+        section = judging.judge(found, gpus_of_node(config, node) if given else None, rank, sharing)
         if found.gpus and installed:
             section.findings += versions.driver(installed[0], found.gpus[0].driver, found.cuda)
         return section.findings
@@ -189,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     first = meeting.Host(folder, node, size) if rank == 0 else None
     if first is None:
         findings += within("files", lambda: meeting.visit(folder, rank))
-    machine = look(config, met=size > 1)
+    machine = look(config, met=size > 1, node=rank if size == config.cluster.nodes else 0)
     findings += [*machine.findings, *within("files", lambda: inputs_here(config))]
     if rank == 0:  # the rank that logs
         findings += within("tracking", lambda: tracking.findings(config))

@@ -10,7 +10,8 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from gspo_hpc.config import loader
 from gspo_hpc.config.schema import Config, replace
 from gspo_hpc.config.section import is_sbatch_option
 from gspo_hpc.doctor import slurm
-from gspo_hpc.doctor.answers import Answer, difference_lines, differences, merge, read_answers
+from gspo_hpc.doctor.answers import Answer, difference_lines, differences_of, merge, read_answers
 from gspo_hpc.doctor.files import run_folder
 from gspo_hpc.doctor.finding import Finding, Section, shortened
 from gspo_hpc.launch import preflight, watch
 from gspo_hpc.launch.slurm import commands, srun, submit
 from gspo_hpc.launch.slurm.commands import Job, SlurmError
+from gspo_hpc.launch.slurm.components import components, is_heterogeneous
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system.files import make_private_dir, read_json, write_atomically
 from gspo_hpc.system.text import counted, first_line
@@ -97,7 +99,10 @@ def survey(config: Config, count: int, wait: float, say: Callable[[str], None], 
     except OSError as error:
         section.fail("job", f"{error.filename}: {error.strerror}", "choose a run.dir that you can write to")
     if found.answers:
-        found.differences = differences(found.answers)
+        first = components(asked_for(config, count))[0].nodes
+        early = [answer for answer in found.answers if answer.node in found.nodes[:first]]
+        others = [answer for answer in found.answers if answer not in early]
+        found.differences = differences_of([kind for kind in (early, others) if kind])
         section.findings += [*difference_lines(found.differences, found.answers), *merge(found.answers)]
     found.findings = section.findings
     return found
@@ -115,9 +120,10 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
     """
     if not preflight.PLAIN_PATH.fullmatch(str(folder)):
         raise SlurmError(f"run.dir: {str(folder.parent)!r} has characters that are not safe in a batch script")
-    for name, value in config.slurm.sbatch.items():
-        if not is_sbatch_option(name, value):
-            raise SlurmError(f"slurm.sbatch: {name!r}: {value!r} is not a valid option of sbatch")
+    for key, given in (("sbatch", config.slurm.sbatch), ("generation_sbatch", config.slurm.generation_sbatch)):
+        for name, value in given.items():
+            if not is_sbatch_option(name, value):
+                raise SlurmError(f"slurm.{key}: {name!r}: {value!r} is not a valid option of sbatch")
     short = replace(
         config.slurm,
         time_minutes=job_minutes(groups),
@@ -128,34 +134,54 @@ def script(config: Config, count: int, folder: Path, *, groups: bool = False) ->
         mail_type=None,
         srun=(*config.slurm.srun, "--kill-on-bad-exit=0", "--wait=0"),
     )
-    whole = replace(config, cluster=replace(config.cluster, nodes=count), slurm=short)
-    single = replace(whole, cluster=replace(whole.cluster, gpus_per_node=1))
+    whole = replace(asked_for(config, count), slurm=short)
+    one = 1 if is_heterogeneous(whole) else None
+    single = replace(whole, cluster=replace(whole.cluster, gpus_per_node=1, generation_gpus_per_node=one))
     own = srun.environment(whole, folder / srun.CODE)
-    words = srun.command(single, folder.parent, folder / srun.CODE, list(own))
-    words[-3:] = ["gspo_hpc.doctor.node", str(folder)]  # instead of gspo_hpc.training.worker train RUN
-    steps = [shlex.join(words)]
+    task = ["gspo_hpc.doctor.node", str(folder)]
+    steps = [shlex.join(srun.command(single, folder.parent, folder / srun.CODE, list(own), task))]
     if groups:
         run = replace(whole, slurm=replace(short, srun=config.slurm.srun))  # one rank that fails ends all, as in a run
-        ranks = srun.command(run, folder.parent, folder / srun.CODE, list(own))
-        ranks[-3:] = ["gspo_hpc.training.worker", "dry-run", str(folder)]
-        steps.append(shlex.join(ranks))
+        task = ["gspo_hpc.training.worker", "dry-run", str(folder)]
+        steps.append(shlex.join(srun.command(run, folder.parent, folder / srun.CODE, list(own), task)))
     exports = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
     named = replace(whole, run=replace(whole.run, name="gspo-doctor"))
     executor = submit.make_executor(named, folder)
     return executor.script("\n".join([*exports, *steps]))
 
 
+def asked_for(config: Config, count: int) -> Config:
+    """Return the config of a job with `count` nodes: those of the run, or else as many as those that train."""
+    if count == config.cluster.nodes:
+        return config
+    alike = replace(config.cluster, nodes=count, generation_nodes=0, generation_gpus_per_node=None)
+    if is_heterogeneous(config):
+        return replace(config, cluster=alike, rollout=replace(config.rollout, mode="colocate"))
+    return replace(config, cluster=replace(config.cluster, nodes=count))
+
+
 def _available(config: Config, count: int, section: Section) -> int:
     """Return how many nodes can be checked, at most `count`; add a finding about those that cannot."""
     partitions = slurm.parse_partitions(commands.run(["scontrol", "show", "partition", "--oneliner"]))
-    name = slurm.partition_name(config, partitions)
+    parts = components(asked_for(config, count))
+    asked = Counter[str]()
+    for part in parts:
+        asked[slurm.partition_name(part.slurm, partitions)] += part.nodes
+    kind = "--nodes is" if len(parts) == 1 else "the run needs"
+    usable = [_usable(name, nodes, partitions, section, kind) for name, nodes in asked.items()]
+    whole = all(found >= nodes for found, nodes in zip(usable, asked.values(), strict=True))
+    return count if whole else usable[0] if len(parts) == 1 else 0  # there is no smaller job of two kinds of nodes
+
+
+def _usable(name: str, count: int, partitions: Mapping[str, Any], section: Section, asks: str) -> int:
+    """Return how many nodes of a partition can be checked, as `_available` does."""
     nodes = slurm.read_nodes(name) if name in partitions else []
     usable = [node for node in nodes if node.usable]
     if count <= len(usable) or not nodes:
         return count
     away = [f"{node.name} is {node.state}" for node in nodes if not node.usable]
     why = f": {', '.join(away)}" if away else ", which has no more"
-    text = f"--nodes is {count}, but only {counted(len(usable), 'node')} of partition {name} can be used{why}"
+    text = f"{asks} {count}, but only {counted(len(usable), 'node')} of partition {name} can be used{why}"
     fix = "scontrol show node NAME says why; root: scontrol update NodeName=NAME State=RESUME"
     if not away:
         fix = f"--nodes {len(usable)}, or a partition with more nodes (slurm.partition)"

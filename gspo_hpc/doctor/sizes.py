@@ -55,5 +55,6 @@ def sleeping(config: Config) -> bool:
 def shm_needed(config: Config) -> int:
     """Return the bytes of /dev/shm that a node needs. Weights do not travel through it."""
     queues = engines_per_node(config) * _QUEUE if config.rollout.tensor_parallel_size > 1 else 0
-    several = config.cluster.platform == "cuda" and config.cluster.gpus_per_node > 1
-    return _BASE + queues + (NCCL_BYTES * config.cluster.gpus_per_node if several else 0)
+    gpus = max(config.cluster.gpus_per_node, config.gpus_per_engine_node)
+    several = config.cluster.platform == "cuda" and gpus > 1
+    return _BASE + queues + (NCCL_BYTES * gpus if several else 0)

@@ -17,7 +17,8 @@ from gspo_hpc.config.schema import Config, Slurm
 from gspo_hpc.doctor.finding import Finding, Section, gib
 from gspo_hpc.launch.slurm import commands
 from gspo_hpc.launch.slurm.commands import SlurmError
-from gspo_hpc.system.text import first_line
+from gspo_hpc.launch.slurm.components import Component, components
+from gspo_hpc.system.text import counted, first_line
 
 PATIENCE = 2.0  # seconds during which a controller that does not answer is asked again
 _TRIED = (22, 5)  # the oldest Slurm that the tests ran on
@@ -106,8 +107,8 @@ def read(config: Config) -> Cluster:
     own = parse_config(commands.run(["scontrol", "show", "config"], PATIENCE))
     partitions = parse_partitions(commands.run(["scontrol", "show", "partition", "--oneliner"], PATIENCE))
     version = parse_version(commands.run(["sbatch", "--version"], PATIENCE))
-    name = partition_name(config, partitions)
-    nodes = {name: read_nodes(name)} if name in partitions else {}
+    names = dict.fromkeys(partition_name(part.slurm, partitions) for part in components(config))
+    nodes = {name: read_nodes(name) for name in names if name in partitions}
     associations = None
     if "slurmdbd" in own.get("AccountingStorageType", "") and (config.slurm.account or config.slurm.qos):
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -134,29 +135,68 @@ def read_nodes(partition: str) -> list[Node]:
     return parse_nodes(commands.run(words, PATIENCE))
 
 
-def partition_name(config: Config, partitions: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the partition that the run requests, or Slurm's default."""
+def partition_name(slurm: Slurm, partitions: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the partition that is requested, or Slurm's default."""
     default = next((name for name, pairs in partitions.items() if pairs.get("Default") == "YES"), "")
-    return config.slurm.partition or default
+    return slurm.partition or default
 
 
 def findings(config: Config, cluster: Cluster, save_bytes: int | None = None) -> list[Finding]:
     """Return the findings of the group. `save_bytes`: bytes of a checkpoint, if the model is known."""
     section = Section("slurm")
     _version(section, cluster)
-    name = partition_name(config, cluster.partitions)
+    first, *others = components(config)
+    names = ("cluster.nodes", "cluster.gpus_per_node", "slurm.partition")
+    _component(section, config, cluster, _Asked(first, *names, beside=config.cluster.nodes - first.nodes))
+    names = ("cluster.generation_nodes", "cluster.generation_gpus_per_node", "slurm.generation_partition")
+    for part in others:
+        _component(section, config, cluster, _Asked(part, *names))
+        _together(section, cluster.config)
+    name = partition_name(config.slurm, cluster.partitions)
+    _preemption(section, config, cluster.config, name, cluster.partitions.get(name, {}), save_bytes)
+    _accounting(section, config, cluster)
+    return section.findings
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The component of a job, with the keys that say what it is."""
+
+    part: Component
+    nodes: str
+    gpus: str
+    partition: str
+    beside: int = 0  # nodes of other components, which the key of the nodes counts as well
+
+    def said(self, partition: str) -> str:
+        """Return how many nodes are asked for, as the beginning of a sentence."""
+        of = f", {self.part.nodes} of them in {partition}" if self.beside else ""
+        return f"{self.nodes} is {self.part.nodes + self.beside}{of}"
+
+
+def _component(section: Section, config: Config, cluster: Cluster, asked: _Asked) -> None:
+    name = partition_name(asked.part.slurm, cluster.partitions)
     pairs = cluster.partitions.get(name)
     if pairs is None:
         known = ", ".join(sorted(cluster.partitions)) or "none"
         what = f"there is no partition {name}" if name else "there is no default partition"
-        section.fail("partition", f"{what}; there are {known}", "set slurm.partition to one of them")
+        section.fail("partition", f"{what}; there are {known}", f"set {asked.partition} to one of them")
+        return
+    _partition(section, asked, name, pairs)
+    _time(section, config, name, pairs)
+    _nodes(section, config, asked, name, pairs, cluster.nodes.get(name, []))
+
+
+def _together(section: Section, own: Mapping[str, str]) -> None:
+    """Say whether Slurm starts heterogeneous jobs, and steps over all of their components."""
+    kind, options = own.get("SchedulerType", "sched/backfill"), own.get("SchedulerParameters", "").lower()
+    if kind != "sched/backfill":
+        section.fail("components", f"{kind} starts no heterogeneous jobs", "root: SchedulerType=sched/backfill")
+    elif "disable_hetjob_steps" in options or "disable_hetero_steps" in options:
+        text = "disable_hetjob_steps keeps srun from starting ranks on nodes of two kinds"
+        section.fail("components", text, "root: leave it out of SchedulerParameters in slurm.conf")
     else:
-        _partition(section, config, name, pairs)
-        _time(section, config, name, pairs)
-        _nodes(section, config, name, pairs, cluster.nodes.get(name, []))
-    _preemption(section, config, cluster.config, name, pairs or {}, save_bytes)
-    _accounting(section, config, cluster)
-    return section.findings
+        section.ok("components", "heterogeneous jobs start, and a step reaches all of their nodes")
 
 
 def _version(section: Section, cluster: Cluster) -> None:
@@ -177,13 +217,13 @@ def _version(section: Section, cluster: Cluster) -> None:
         section.ok("version", ours)
 
 
-def _partition(section: Section, config: Config, name: str, pairs: Mapping[str, str]) -> None:
-    state = pairs.get("State", "")
+def _partition(section: Section, asked: _Asked, name: str, pairs: Mapping[str, str]) -> None:
+    state, slurm = pairs.get("State", ""), asked.part.slurm
     if state != "UP":
-        fix = f"choose another slurm.partition; root: scontrol update PartitionName={name} State=UP"
+        fix = f"choose another {asked.partition}; root: scontrol update PartitionName={name} State=UP"
         section.fail("partition", f"{name} is {state}", fix)
         return
-    for kind, given in (("Accounts", config.slurm.account), ("Qos", config.slurm.qos)):
+    for kind, given in (("Accounts", slurm.account), ("Qos", slurm.qos)):
         allowed, denied = pairs.get(f"Allow{kind}", "ALL"), pairs.get(f"Deny{kind}", "")
         if given and (
             allowed not in ("ALL", "(null)") and given not in allowed.split(",") or given in denied.split(",")
@@ -191,7 +231,7 @@ def _partition(section: Section, config: Config, name: str, pairs: Mapping[str, 
             key = "account" if kind == "Accounts" else "qos"
             rules = f"Allow{kind}={allowed}{f', Deny{kind}={denied}' * bool(denied)}"
             text = f"{name} does not accept slurm.{key} {given} ({rules})"
-            section.fail("partition", text, f"choose another slurm.{key} or another slurm.partition")
+            section.fail("partition", text, f"choose another slurm.{key} or another {asked.partition}")
             return
     section.ok("partition", f"{name} is up")
 
@@ -211,8 +251,10 @@ def _time(section: Section, config: Config, name: str, pairs: Mapping[str, str])
         )
 
 
-def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]) -> None:
-    cluster = config.cluster
+def _nodes(
+    section: Section, config: Config, asked: _Asked, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]
+) -> None:
+    part, key, said, beside = asked.part, asked.nodes, asked.said(name), asked.beside
     usable = [node for node in nodes if node.usable]
     away = [node for node in nodes if not node.usable]
     shown = ", ".join(
@@ -220,41 +262,39 @@ def _nodes(section: Section, config: Config, name: str, pairs: Mapping[str, str]
     )
     more = f" and {len(away) - 5} more" if len(away) > 5 else ""
     most = pairs.get("MaxNodes", "UNLIMITED")
-    if most.isdecimal() and cluster.nodes > int(most):
-        section.fail(
-            "nodes", f"cluster.nodes is {cluster.nodes}, but {name} gives a job at most {most}", f"cluster.nodes={most}"
-        )
+    if most.isdecimal() and part.nodes > int(most):
+        section.fail("nodes", f"{said}, but {name} gives a job at most {most}", f"{key}={int(most) + beside}")
         return
-    if cluster.nodes > len(nodes):
-        text = f"cluster.nodes is {cluster.nodes}, but {name} has only {len(nodes)}"
-        section.fail("nodes", text, f"cluster.nodes={max(1, len(nodes))}, or choose another slurm.partition")
+    if part.nodes > len(nodes):
+        text = f"{said}, but {name} has only {len(nodes)}"
+        section.fail("nodes", text, f"{key}={max(1, len(nodes)) + beside}, or choose another {asked.partition}")
         return
     text = f"{len(usable)} of {len(nodes)} nodes of {name} are up"
     fix = "scontrol show node NAME shows the reason; root: scontrol update NodeName=NAME State=RESUME"
-    if cluster.nodes > len(usable):
-        section.fail("nodes", f"{text}, but cluster.nodes is {cluster.nodes}: {shown}{more}", fix)
+    if part.nodes > len(usable):
+        section.fail("nodes", f"{text}, but {said}: {shown}{more}", fix)
     elif away:
         section.warn("nodes", f"{text}: {shown}{more}", fix)
     else:
         section.ok("nodes", text)
-    gpus = cluster.gpus_per_node
-    if cluster.platform == "cuda":
+    gpus = part.gpus
+    if config.cluster.platform == "cuda":
         enough = [node for node in usable if node.gpus >= gpus]
         sizes = sorted({node.gpus for node in nodes})
         text = f"nodes of {name} have {' or '.join(map(str, sizes))} GPUs according to gres"
-        if len(enough) < cluster.nodes:
-            fix = f"cluster.gpus_per_node={max(sizes, default=0)}, or another slurm.partition; root: GresTypes=gpu"
-            section.fail(
-                "gres", f"{text}; the run needs {cluster.nodes} node{'s' * (cluster.nodes > 1)} with {gpus}", fix
-            )
+        if len(enough) < part.nodes:
+            fix = f"{asked.gpus}={max(sizes, default=0)}, or another {asked.partition}; root: GresTypes=gpu"
+            section.fail("gres", f"{text}; the run needs {counted(part.nodes, 'node')} with {gpus}", fix)
         else:
             section.ok("gres", text)
-    _cores(section, config, name, pairs, nodes)
+    _cores(section, config, part, name, pairs, nodes)
 
 
-def _cores(section: Section, config: Config, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]) -> None:
+def _cores(
+    section: Section, config: Config, part: Component, name: str, pairs: Mapping[str, str], nodes: Sequence[Node]
+) -> None:
     """Compare the cores that ranks request with those that nodes have, and with what the partition would give."""
-    gpus, busy, requested = config.cluster.gpus_per_node, busy_processes(config), cpus_per_task(config) or 1
+    gpus, busy, requested = part.gpus, busy_processes(config), cpus_per_task(config) or 1
     most = max((node.cpus for node in nodes), default=0)
     if nodes and requested * gpus > most:
         text = f"the run requests {requested * gpus} CPUs per node ({gpus} ranks, slurm.cpus_per_task {requested})"

@@ -45,6 +45,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 # Settings that stand for another one if it is not given.
 _INSTEAD: dict[str, tuple[str, ...]] = {
     "batch.generation_batch_size": _ROLLOUT[1:],
+    "cluster.generation_gpus_per_node": ("cluster.gpus_per_node",),
     "rollout.engines_per_node": ("cluster.gpus_per_node", "rollout.tensor_parallel_size"),
     _ETP: (_TP,),
 }

@@ -122,12 +122,13 @@ def _engines(plan: PlanBuilder) -> None:
     """Fill in the engines of a node, and the GPUs that server mode sets apart for them."""
     cluster, rollout = plan.config.cluster, plan.config.rollout
     gpus, tp, engines = cluster.gpus_per_node, rollout.tensor_parallel_size, engines_per_node(plan.config)
-    over = tp // gpus if tp > gpus else 1  # nodes that an engine reaches over
-    each = plan.config.gpus_per_engine
+    of_engines, each = plan.config.gpus_per_engine_node, plan.config.gpus_per_engine
+    over = tp // of_engines if tp > of_engines else 1  # nodes that an engine reaches over
     plan.layout |= {"nodes": cluster.nodes, "gpus_per_node": gpus}
     plan.layout |= {"reward_model_gpus_per_engine": each - tp} if each > tp else {}
     if plan.server and cluster.generation_nodes:
         plan.layout["generation_nodes"] = cluster.generation_nodes
+        plan.layout |= {"generation_gpus_per_node": of_engines} if of_engines != gpus else {}
         plan.world = plan.config.world_size or None
         plan.layout |= {
             "engines_per_node": engines,

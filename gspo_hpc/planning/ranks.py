@@ -39,7 +39,7 @@ class Dimension(NamedTuple):
 
 def engine_gpus(layout: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Return the GPUs of a node for each engine that has some there. GPUs set apart for engines are the last."""
-    gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
+    gpus, engines, size = _engine_node(layout), layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
     size //= layout.get("nodes_per_engine", 1)
     apart, each = layout.get("gpus_set_apart_per_node", 0), size + layout.get("reward_model_gpus_per_engine", 0)
     first, spacing = (gpus - apart, each) if apart else (0, each if layout.get("generation_nodes") else gpus // engines)
@@ -55,11 +55,16 @@ def check(layout: Mapping[str, int]) -> None:
     """Raise ValueError if the grids of a layout do not tile its ranks, or engines do not fit on their node."""
     if not {"data_parallel_size", "expert_data_parallel_size", "engines_per_node"} <= layout.keys():
         raise ValueError("ranks cannot be placed: a rule of the grid or of the engines is broken")
-    gpus, engines, size = layout["gpus_per_node"], layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
-    over = layout.get("nodes_per_engine", 1)
+    gpus, engines, size = _engine_node(layout), layout["engines_per_node"], layout["rollout_tensor_parallel_size"]
+    over, nodes = layout.get("nodes_per_engine", 1), layout.get("generation_nodes") or layout["nodes"]
     size += layout.get("reward_model_gpus_per_engine", 0)
-    if engines * size > gpus * over or layout["nodes"] % over:
+    if engines * size > gpus * over or nodes % over:
         raise ValueError("ranks cannot be placed: engines do not fit on their node")
+
+
+def _engine_node(layout: Mapping[str, int]) -> int:
+    """Return the GPUs of a node that has engines."""
+    return layout.get("generation_gpus_per_node", layout["gpus_per_node"])
 
 
 def ranks_per_node(layout: Mapping[str, int]) -> int:

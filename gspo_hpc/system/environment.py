@@ -83,6 +83,12 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def of_components(name: str) -> list[str]:
+    """Return a variable that Slurm sets for a job: of a heterogeneous job, that of each component."""
+    size = int(os.environ.get("SLURM_HET_SIZE", "0"))
+    return [os.environ[f"{name}_HET_GROUP_{number}"] for number in range(size)] or [os.environ[name]]
+
+
 def slurm_job_id() -> str | None:
     """Return Slurm's name of the job that this process belongs to: 123, or 123_4 for a task of an array.
 

@@ -54,6 +54,7 @@ ONE_RANK = (
     "cluster.nodes=1",
     "cluster.gpus_per_node=1",
     "cluster.generation_nodes=0",
+    "cluster.generation_gpus_per_node=null",
     "rollout.mode=colocate",
     "rollout.max_staleness=0",
     *(f"parallel.{name}={json.dumps(one.default)}" for name, one in Parallel.model_fields.items()),

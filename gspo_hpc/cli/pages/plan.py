@@ -256,6 +256,8 @@ def _layout(plan: Plan, config: Config) -> Iterator[tuple[str, str]]:
     machines = f"{at['nodes']} x {at['gpus_per_node']} {kind}" + f", {apart} of each for generation" * bool(apart)
     if nodes := at.get("generation_nodes"):
         machines += f", {nodes} of the nodes for generation"
+        if (gpus := at.get("generation_gpus_per_node")) is not None:
+            machines = f"{at['nodes'] - nodes} x {at['gpus_per_node']} {kind}, and {nodes} x {gpus} for generation"
     yield "machines", machines
     grid = [("TP", "tensor_model"), ("PP", "pipeline_model"), ("CP", "context"), ("DP", "data")]
     experts = [("ETP", "expert_tensor"), ("EP", "expert_model"), ("PP", "pipeline_model"), ("DP", "expert_data")]

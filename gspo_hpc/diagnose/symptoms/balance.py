@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gspo_hpc.config.derived import node_of
 from gspo_hpc.diagnose.evidence import (
     ENOUGH,
     ENOUGH_FOR_TREND,
@@ -178,7 +179,7 @@ def stragglers(run: Evidence) -> Finding | None:
     if tokens and middle(tokens) > 1.0 + EXPLAINED * (middle(ratios) - 1.0):
         return None  # it has more to do: unbalanced packing
     pipeline = run.config.parallel.pipeline_model_parallel_size > 1
-    node = rank // max(1, run.config.cluster.gpus_per_node)
+    node, _ = node_of(run.config, rank)
     return Finding(
         (
             f"rank {rank} (node {node} of the job) computed longest in {times} of {len(records)} steps, "

@@ -9,9 +9,11 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+
+from gspo_hpc.system import environment
 
 _AWAY = re.compile(  # the controller does not answer, or its configuration is just being written: it may in a moment
     r"unable to contact slurm controller|connection refused|connect failure|timed out|zero bytes were transmitted|"
@@ -76,7 +78,8 @@ def job(job_id: str, patience: float = 60.0) -> Job | None:
         if _UNKNOWN_JOB.search(str(error)):
             return None
         raise
-    return replace(parse_job(text), id=job_id)
+    found = [parse_job(line) for line in text.splitlines() if line.strip()]  # a line for each component of a job
+    return replace(found[0], id=job_id, nodes=",".join(one.nodes for one in found if one.nodes))
 
 
 def parse_pairs(line: str) -> dict[str, str]:
@@ -109,10 +112,12 @@ def _id(pairs: Mapping[str, str]) -> str:
 def own_jobs(patience: float = 60.0, told: Callable[[], None] | None = None) -> list[tuple[str, str]]:
     """Return (id, comment) of each job of this user that waits or runs; tasks of an array are 123_0, 123_1, ...
 
-    `told` is called once if Slurm does not answer at once.
+    Components of a heterogeneous job, 123+0 and 123+1, are one job. `told` is called once if Slurm does not answer at
+    once.
     """
     lines = run(["squeue", "--noheader", "--me", "--array", "--format=%i %k"], patience, told).splitlines()
-    return [(job_id, comment) for job_id, _, comment in (line.strip().partition(" ") for line in lines)]
+    found = (line.strip().partition(" ") for line in lines)
+    return list(dict.fromkeys((job_id.partition("+")[0], comment) for job_id, _, comment in found))
 
 
 def requeue(job_id: str, patience: float = 60.0) -> None:
@@ -134,14 +139,23 @@ def exclude(job_id: str, nodes: Sequence[str]) -> None:
     run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}"])
 
 
+def in_components(steps: Collection[str]) -> list[str]:
+    """Return the names under which Slurm takes signals for steps (JOB.STEP) of this job: one for each component."""
+    if "SLURM_HET_SIZE" not in os.environ:
+        return sorted(steps)
+    ids = environment.of_components("SLURM_JOB_ID")
+    return [f"{job_id}.{number}" for number in sorted({step.rpartition(".")[2] for step in steps}) for job_id in ids]
+
+
 def signal_step(step: str, name: str) -> None:
     """Send a signal, such as "ABRT", to all processes of a step (JOB.STEP)."""
     run(["scancel", f"--signal={name}", step])
 
 
 def steps(job_id: str, patience: float = 60.0) -> list[str]:
-    """Return the steps of a job (JOB.STEP) that srun started and that still run."""
-    names = run(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"], patience).split()
+    """Return the steps of this job (JOB.STEP) that srun started and that still run, in each of its components."""
+    ids = environment.of_components("SLURM_JOB_ID") if "SLURM_HET_SIZE" in os.environ else [job_id]
+    names = run(["squeue", "--noheader", "--steps", f"--jobs={','.join(ids)}", "--format=%i"], patience).split()
     return [name for name in names if name.rpartition(".")[2].isdecimal()]
 
 
@@ -161,13 +175,20 @@ def node_address(node: str) -> str:
     return found.group(1) if found else node
 
 
-def dead_nodes(nodes: Sequence[str], timeout: float = 30.0) -> list[str]:
-    """Return the nodes of this job's allocation that start no process any more. Call it inside that allocation."""
-    probe = ["srun", "--overlap", "--nodes", str(len(nodes)), "--ntasks", str(len(nodes)), "--ntasks-per-node=1"]
+def allocation() -> list[list[str]]:
+    """Return the nodes of this job, for each of its components."""
+    return [hostnames(listed) for listed in environment.of_components("SLURM_JOB_NODELIST")]
+
+
+def dead_nodes(allocated: Sequence[Sequence[str]], timeout: float = 30.0) -> list[str]:
+    """Return the nodes of this job's :func:`allocation` that start no process any more. Call it inside of it."""
+    nodes, probe = [node for part in allocated for node in part], ["srun"]
+    for number, part in enumerate(allocated):
+        probe += [*([":"] if number else []), *([f"--het-group={number}"] if len(allocated) > 1 else []), "--overlap"]
+        probe += [f"--nodes={len(part)}", f"--ntasks={len(part)}", "--ntasks-per-node=1", "--gres=none", "--mem=0"]
+        probe.append("true")
     try:
-        done = subprocess.run(
-            [*probe, "--gres=none", "--mem=0", "true"], capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=timeout, check=False)
         text = done.stderr if done.returncode else ""
     except subprocess.TimeoutExpired as error:
         text = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr or ""
@@ -211,11 +232,11 @@ def run(command: Sequence[str], patience: float = 60.0, told: Callable[[], None]
     is called once before it is repeated.
     """
     deadline = time.monotonic() + patience
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    variables = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     while True:
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, env=environment, timeout=max(10.0, patience), check=False
+                command, capture_output=True, text=True, env=variables, timeout=max(10.0, patience), check=False
             )
         except FileNotFoundError:
             raise SlurmError(f"{command[0]} is not installed here: is this a machine of a Slurm cluster?") from None

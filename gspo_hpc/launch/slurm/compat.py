@@ -19,16 +19,25 @@ from submitit.slurm.slurm import SlurmExecutor
 
 TESTED = ("1.5.2", "1.5.3", "1.5.4")  # releases of submitit
 
+_OPTION = "#SBATCH "
+# A batch script has these once: it runs on the first component.
+_OF_THE_JOB = re.compile(r"#SBATCH --(?:job-name|output|error|open-mode)\b")
 _SBATCH_ERROR = re.compile(r"sbatch: (error|fatal): ")
 
 
 class Executor(SlurmExecutor):
     """submitit's executor, which also writes a batch script where Slurm is not installed."""
 
+    _beside: Executor | None = None
+
     @classmethod
     def affinity(cls) -> int:
         """Return the value that submitit gives a machine with Slurm. If there is none, sbatch reports it later."""
         return 2
+
+    def ask_beside(self, other: Executor) -> None:
+        """Have the job be a heterogeneous one, whose next component has the options of `other`."""
+        self._beside = other
 
     def script(self, command: str | None = None) -> str:
         """Return the batch script that runs `command`; by default the one that :meth:`hand_in` submits."""
@@ -45,6 +54,17 @@ class Executor(SlurmExecutor):
     def hand_in_script(self, command: str) -> str:
         """Submit the script that runs `command`, and return Slurm's id. Raises SubmitError with what sbatch wrote."""
         return self._send(lambda: self._submit_command(command))
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        """Return submitit's script, with the options of another component behind its own."""
+        text = super()._make_submission_file_text(command, uid)
+        if self._beside is None:
+            return text
+        theirs = self._beside._make_submission_file_text(command, uid)
+        options = [line for line in theirs.splitlines() if line.startswith(_OPTION) and not _OF_THE_JOB.match(line)]
+        before, last, after = text.rpartition(f"\n{_OPTION}")
+        own, _, rest = after.partition("\n")
+        return f"{before}{last}{own}\n" + "\n".join([f"{_OPTION.strip()} hetjob", *options, rest])
 
     def _send(self, submit: Callable[[], Any]) -> str:
         try:

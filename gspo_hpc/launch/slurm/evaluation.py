@@ -33,7 +33,7 @@ def config_of(order: Order, overrides: Sequence[str]) -> Config:
     config = replace(
         config,
         run=replace(config.run, name=run_name(f"eval_{target.name.removesuffix('.yaml')}"), dir=str(folder)),
-        cluster=replace(config.cluster, nodes=1, gpus_per_node=1, generation_nodes=0),
+        cluster=replace(config.cluster, nodes=1, gpus_per_node=1, generation_nodes=0, generation_gpus_per_node=None),
         rollout=replace(
             config.rollout, mode="colocate", max_staleness=0, tensor_parallel_size=1, engines_per_node=None
         ),

@@ -29,7 +29,7 @@ def config_of(order: Order, overrides: Sequence[str]) -> Config:
     config = replace(
         config,
         run=replace(config.run, name=run_name(f"serve_{order.name}"), dir=str(folder)),
-        cluster=replace(config.cluster, nodes=1, gpus_per_node=gpus, generation_nodes=0),
+        cluster=replace(config.cluster, nodes=1, gpus_per_node=gpus, generation_nodes=0, generation_gpus_per_node=None),
         rollout=replace(config.rollout, mode="colocate", tensor_parallel_size=gpus, engines_per_node=None),
         slurm=replace(config.slurm, requeue=False),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gspo_hpc.config.derived import cpus_per_task, shares_cores
 from gspo_hpc.config.schema import Config, Container
+from gspo_hpc.launch.slurm.components import Component, components
 from gspo_hpc.runs import snapshot
 from gspo_hpc.system import environment as system
 
@@ -33,17 +34,36 @@ def environment(config: Config, code: Path) -> dict[str, str]:
     }
 
 
-def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:
+def command(
+    config: Config, run_dir: Path, code: Path, names: Sequence[str], task: Sequence[str] | None = None
+) -> list[str]:
     """Return the command with one task per rank, which have the archive `code`.
 
-    `names`: variables that must reach ranks in a container.
+    In a heterogeneous job it is one step over all components, which counts its tasks as the layout counts ranks.
+    `names`: variables that must reach ranks in a container. `task`: another module than that of a rank, with its words.
     """
+    module, *words = task or ("gspo_hpc.training.worker", "train", str(run_dir))
+    slurm = config.slurm
+    start: list[str] = []
+    python = slurm.python or sys.executable
+    if slurm.container is not None:
+        start = in_container(slurm.container, config.cluster.platform == "cuda", run_dir, code, names)
+        python = slurm.container.python
+    ranks = [*start, *system.python(module, *words, interpreter=python)]
+    parts = components(config)
+    if len(parts) == 1:
+        return ["srun", *_options(config, parts[0]), *ranks]
+    steps = [[f"--het-group={number}", *_options(config, part), *ranks] for number, part in enumerate(parts)]
+    return ["srun", *steps[0], *(word for step in steps[1:] for word in (":", *step))]
+
+
+def _options(config: Config, part: Component) -> list[str]:
+    """Return the options of srun for the ranks of one component."""
     slurm, cluster = config.slurm, config.cluster
     words = [
-        "srun",
-        f"--nodes={cluster.nodes}",
-        f"--ntasks={config.num_ranks}",
-        f"--ntasks-per-node={cluster.gpus_per_node}",
+        f"--nodes={part.nodes}",
+        f"--ntasks={part.nodes * part.gpus}",
+        f"--ntasks-per-node={part.gpus}",
         "--kill-on-bad-exit=1",
         "--distribution=block:block",  # ranks of a node are neighbours, as the layout counts them
         "--export=ALL",
@@ -55,14 +75,7 @@ def command(config: Config, run_dir: Path, code: Path, names: Sequence[str]) -> 
     if cluster.platform == "cuda":
         # Every rank sees all GPUs of its node: it picks its own, and its engine shares memory with its neighbours.
         words.append(f"--gpu-bind={slurm.gpu_bind or 'none'}")
-    words += slurm.srun
-    start: list[str] = []
-    python = slurm.python or sys.executable
-    if slurm.container is not None:
-        start = in_container(slurm.container, cluster.platform == "cuda", run_dir, code, names)
-        python = slurm.container.python
-    ranks = system.python("gspo_hpc.training.worker", "train", str(run_dir), interpreter=python)
-    return [*words, *start, *ranks]
+    return [*words, *slurm.srun]
 
 
 def in_container(box: Container, gpus: bool, run_dir: Path, code: Path, names: Sequence[str]) -> list[str]:

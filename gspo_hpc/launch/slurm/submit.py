@@ -25,6 +25,7 @@ from gspo_hpc.launch.checks import check_inputs, check_model, rehearse, require,
 from gspo_hpc.launch.slurm import commands, compat, srun
 from gspo_hpc.launch.slurm.commands import SlurmError
 from gspo_hpc.launch.slurm.compat import Executor, SubmitError
+from gspo_hpc.launch.slurm.components import Component, components
 from gspo_hpc.models import hub
 from gspo_hpc.runs import snapshot
 from gspo_hpc.runs.directory import RunDir, open_locked
@@ -190,7 +191,28 @@ def make_executor(
     `supervisor`: what the job runs, and another one follows where a signal ends it. `array`: the numbers of the tasks
     if the job is an array, as --array takes them. `setup`: lines of the script before the command.
     """
-    slurm, cluster = config.slurm, config.cluster
+    first, *others = components(config)
+    if others and array is not None:
+        raise ValueError(
+            "the nodes that generate are a component of a heterogeneous job, of which Slurm has no arrays: submit each "
+            "run of the sweep by itself, or leave out cluster.generation_gpus_per_node and slurm.generation_*"
+        )
+    executor = _executor(config, first, job_dir, comment, array)
+    executor.update_parameters(
+        setup=[*_setup(config, job_dir), *setup], teardown=None if supervisor is None else _teardown(supervisor)
+    )
+    if array is not None:
+        executor.name_files_by_task()
+    for part in others:
+        executor.ask_beside(_executor(config, part, job_dir, comment))
+    return executor
+
+
+def _executor(
+    config: Config, part: Component, job_dir: Path, comment: str | None, array: str | None = None
+) -> Executor:
+    """Return submitit's executor with the options of one component of a job."""
+    slurm, cluster = part.slurm, config.cluster
     executor = Executor(folder=job_dir, python=f"{shlex.quote(slurm.python or sys.executable)} -P")
     more: dict[str, Any] = {name.replace("-", "_"): value for name, value in slurm.sbatch.items()}
     if slurm.requeue:
@@ -203,15 +225,15 @@ def make_executor(
         more["mem"] = slurm.mem
     if array is not None:
         more["array"] = array
-    gpus = cluster.gpus_per_node if cluster.platform == "cuda" and not slurm.gres else None
+    gpus = part.gpus if cluster.platform == "cuda" and not slurm.gres else None
     values = {
         "job_name": config.run.name,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
         "time": slurm.time_minutes,
-        "nodes": cluster.nodes,
-        "ntasks_per_node": cluster.gpus_per_node,
+        "nodes": part.nodes,
+        "ntasks_per_node": part.gpus,
         "cpus_per_task": cpus_per_task(config),
         "gpus_per_node": gpus,
         "gres": slurm.gres,
@@ -226,15 +248,11 @@ def make_executor(
     executor.update_parameters(
         **{key: value for key, value in values.items() if value is not None},
         signal_delay_s=slurm.signal_seconds,
-        setup=[*_setup(config, job_dir), *setup],
-        teardown=None if supervisor is None else _teardown(supervisor),
         stderr_to_stdout=True,
         use_srun=False,
         additional_parameters=more,
         wckey=None,  # submitit's default is its own name
     )
-    if array is not None:
-        executor.name_files_by_task()
     return executor
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gspo_hpc.config import loader
+from gspo_hpc.config.derived import node_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.launch import preflight, watch
 from gspo_hpc.launch.notify.notices import Notices
@@ -151,7 +152,7 @@ def _decide(verdict: Verdict, config: Config, run: RunDir, flag: StopFlag) -> _L
         return _Last(FAILED)
     dead: list[str] = []
     with contextlib.suppress(SlurmError):
-        dead = commands.dead_nodes(commands.hostnames(os.environ["SLURM_JOB_NODELIST"]))
+        dead = commands.dead_nodes(commands.allocation())
     if dead:
         say(f"no answer from {', '.join(dead)}: the job goes back to the queue, without them")
         return _Last(REQUEUE, requeue=True, excluded=dead)
@@ -282,12 +283,12 @@ class _Attempt:
         return None
 
     def _node(self, rank: int) -> str:
-        listed = os.environ["SLURM_JOB_NODELIST"]
         if self.nodes is None:
             self.nodes = []
             with contextlib.suppress(SlurmError):
-                self.nodes = self._ask(lambda: commands.hostnames(listed))
-        place = rank // self.config.cluster.gpus_per_node
+                self.nodes = [node for part in self._ask(commands.allocation) for node in part]
+        place, _ = node_of(self.config, rank)
+        listed = ",".join(environment.of_components("SLURM_JOB_NODELIST"))
         return self.nodes[place] if place < len(self.nodes) else f"node {place} of {listed}"
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -321,7 +322,7 @@ class _Attempt:
 
         Slurm is asked in a thread, so that a controller which does not answer keeps nothing waiting.
         """
-        names = {state.step for state in self.server.ranks.values() if state.step}
+        names = commands.in_components({state.step for state in self.server.ranks.values() if state.step})
         threading.Thread(target=_cancel_steps, args=(names,), name="scancel", daemon=True).start()
         if self._wait(step, _STACKS + _ENDING):
             return

@@ -59,7 +59,7 @@ def count(config: Config) -> int:
     cluster, rollout = config.cluster, config.rollout
     nodes = (cluster.generation_nodes if rollout.mode == "server" else 0) or cluster.nodes
     if engine_over_nodes(config) and not rollout.engines_per_node:
-        return max(1, nodes * cluster.gpus_per_node // rollout.tensor_parallel_size)
+        return max(1, nodes * config.gpus_per_engine_node // rollout.tensor_parallel_size)
     return nodes * engines_per_node(config)
 
 
@@ -198,7 +198,7 @@ def step_seconds(model: Sizes, config: Config, device: Device, alive: float, gen
         launching += model.layers * rates.EAGER_SECONDS
     seconds = max(reading, computing) + launching * device.launching
     if tp > 1:
-        wide = tp > config.cluster.gpus_per_node
+        wide = engine_over_nodes(config)
         latency, link = (
             (rates.NETWORK_LATENCY, device.network_bytes_per_s)
             if wide

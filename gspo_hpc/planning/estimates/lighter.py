@@ -56,7 +56,7 @@ def ways(arch: Architecture, config: Config, device: Device, headrooms: Sequence
 
 def engine_sizes(config: Config, arch: Architecture) -> Iterator[tuple[Config, Settings]]:
     """Yield the config, then it with every larger engine that the rules allow; as many GPUs generate as before."""
-    rollout, gpus = config.rollout, config.cluster.gpus_per_node
+    rollout, gpus = config.rollout, config.gpus_per_engine_node
     size, engines = rollout.tensor_parallel_size, rollout.engines_per_node
     yield config, ()
     for larger in range(size + 1, gpus + 1):

@@ -241,12 +241,12 @@ def of_node(
     Engines that sleep at level 1 keep their weights in host memory, at level 2 only small tables.
     """
     processes = {"processes": _PROCESSES * config.cluster.gpus_per_node}
-    trains = _of_trainers(config, state, copy)
-    generates = _of_engines(arch, config, engine, sleep_level)
+    trains, generates = _of_trainers(config, state, copy), _of_engines(arch, config, engine, sleep_level)
     for name, part, size in zip(REPLAYED, (trains, generates), experts, strict=True):
         part |= {name: size} if size else {}
     if config.cluster.generation_nodes:
-        return processes | max(trains, generates, key=lambda found: sum(found.values()))
+        others = {"processes": _PROCESSES * config.gpus_per_engine_node}
+        return max(processes | trains, others | generates, key=lambda found: sum(found.values()))
     return processes | trains | generates
 
 

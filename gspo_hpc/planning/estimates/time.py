@@ -140,7 +140,7 @@ def estimate(
         seconds,
         updates,
         trained,
-        config.cluster.nodes * config.cluster.gpus_per_node,
+        config.num_ranks,
         config.world_size,
         factor * forward * rounds,
         device.flops,

@@ -190,11 +190,14 @@ def _layouts(config: Config, plan: PlanBuilder) -> dict[str, set[Any]]:
     if parallel.virtual_pipeline_model_parallel_size is not None:
         found["parallel.virtual_pipeline_model_parallel_size"] = {None, 2, 3, 4}
     # An engine may have the size of a usual node, also where the number of GPUs of a node is wrong, too.
-    engine = {*divisors(gpus), *_powers(max(gpus, USUAL_GPUS_PER_NODE))}
+    theirs = config.gpus_per_engine_node
+    engine = {*divisors(theirs), *_powers(max(theirs, USUAL_GPUS_PER_NODE))}
     if config.rollout.mode == "server":  # what engines take is left to the ranks that train: any size may suit these
-        engine |= {*range(1, min(gpus, USUAL_GPUS_PER_NODE) + 1)}
+        engine |= {*range(1, min(theirs, USUAL_GPUS_PER_NODE) + 1)}
     found["rollout.tensor_parallel_size"] = engine
-    found["rollout.engines_per_node"] = {None, *range(1, gpus + 1)}
+    found["rollout.engines_per_node"] = {None, *range(1, theirs + 1)}
+    if cluster.generation_gpus_per_node is not None:
+        found["cluster.generation_gpus_per_node"] = {None, *range(1, 17)}
     found["rollout.mode"] = {"colocate", "server"}
     # As many nodes, or GPUs on each, as make whole grids, and as many DP groups as prompts can be dealt to.
     pp, tp = parallel.pipeline_model_parallel_size, parallel.tensor_model_parallel_size

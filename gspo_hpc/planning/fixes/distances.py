@@ -53,6 +53,7 @@ _WEIGHTS: dict[str, float] = {
     "cluster.nodes": 3.0,  # what one has is harder to change
     "cluster.gpus_per_node": 3.2,
     "cluster.generation_nodes": 1.4,
+    "cluster.generation_gpus_per_node": 3.2,
     "cluster.gpu": 3.5,
     "cluster.gpu_memory_gb": 3.5,
     "model.path": 6.0,

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from gspo_hpc.config.derived import router_replay
 from gspo_hpc.planning.builder import PlanBuilder, show
-from gspo_hpc.planning.rules.grid import gpus_of_engine
+from gspo_hpc.planning.rules.grid import gpus_of_engine, gpus_of_engine_node
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.registry import rule
 
@@ -20,6 +20,7 @@ class ApartRule(RuleId):
     GENERATION_NODES_NEED_SERVER = auto()
     GENERATION_NODES_LEAVE_SOME_TO_TRAIN = auto()
     GENERATION_NODES_HOLD_ENGINES = auto()
+    GENERATION_GPUS_NEED_NODES = auto()
     STALENESS_NEEDS_SERVER = auto()
     STALENESS_WITHOUT_OLD_CHOICES = auto()
     STALENESS_WITHOUT_ENTROPIES = auto()
@@ -50,20 +51,34 @@ def _left(plan: PlanBuilder) -> Iterator[str]:
 
 @rule(ApartRule.GENERATION_NODES_HOLD_ENGINES, "engines fit on the nodes that only generate", Topic.ENGINES)
 def _engines(plan: PlanBuilder) -> Iterator[str]:
-    gpus, rollout = plan.config.cluster.gpus_per_node, plan.config.rollout
-    engines, tp, nodes = rollout.engines_per_node, rollout.tensor_parallel_size, plan.config.cluster.generation_nodes
+    cluster, gpus, rollout = plan.config.cluster, plan.config.gpus_per_engine_node, plan.config.rollout
+    engines, tp, nodes = rollout.engines_per_node, rollout.tensor_parallel_size, cluster.generation_nodes
     if not plan.server or not nodes:
         return
     each = plan.config.gpus_per_engine
     if (engines is not None or tp < each) and (engines or 1) * each > gpus:
         yield (
             f"engines_per_node ({engines or 1}) x {gpus_of_engine(plan)} = {(engines or 1) * each} GPUs are more than "
-            f"gpus_per_node ({gpus}) of a node that only generates"
+            f"{gpus_of_engine_node(plan)} of a node that only generates"
         )
     elif tp > gpus and tp % gpus == 0 and nodes % (tp // gpus):
         yield (
             f"cluster.generation_nodes ({nodes}) must be divisible by rollout.tensor_parallel_size ({tp}) / "
-            f"gpus_per_node ({gpus}) = {tp // gpus}: the nodes of an engine"
+            f"{gpus_of_engine_node(plan)} = {tp // gpus}: the nodes of an engine"
+        )
+
+
+@rule(
+    ApartRule.GENERATION_GPUS_NEED_NODES,
+    "`cluster.generation_gpus_per_node` needs `cluster.generation_nodes`",
+    Topic.ENGINES,
+)
+def _own_gpus(plan: PlanBuilder) -> Iterator[str]:
+    cluster = plan.config.cluster
+    if cluster.generation_gpus_per_node is not None and not cluster.generation_nodes:
+        yield (
+            f"cluster.generation_gpus_per_node ({cluster.generation_gpus_per_node}) needs cluster.generation_nodes: "
+            "without them every node trains"
         )
 
 

@@ -75,6 +75,13 @@ def _server_gpus(plan: PlanBuilder) -> Iterator[str]:
         )
 
 
+def gpus_of_engine_node(plan: PlanBuilder) -> str:
+    """Return the GPUs of a node that has engines, with the setting that says so, as a message names them."""
+    config = plan.config
+    other = config.gpus_per_engine_node != config.cluster.gpus_per_node
+    return f"{'generation_' * other}gpus_per_node ({config.gpus_per_engine_node})"
+
+
 def gpus_of_engine(plan: PlanBuilder) -> str:
     """Return what makes up the GPUs of an engine in server mode, as a message names it."""
     tp, each = plan.config.rollout.tensor_parallel_size, plan.config.gpus_per_engine
@@ -124,9 +131,9 @@ def _over_nodes(plan: PlanBuilder) -> Iterator[str]:
     "server mode an engine may have any GPUs of a node",
 )
 def _rollout_tensor_parallel(plan: PlanBuilder) -> Iterator[str]:
-    gpus, tp = plan.config.cluster.gpus_per_node, plan.config.rollout.tensor_parallel_size
+    gpus, tp = plan.config.gpus_per_engine_node, plan.config.rollout.tensor_parallel_size
     if gpus % tp and tp % gpus and not (plan.server and tp < gpus):
-        yield f"gpus_per_node ({gpus}) must be a multiple or a divisor of rollout.tensor_parallel_size ({tp})"
+        yield f"{gpus_of_engine_node(plan)} must be a multiple or a divisor of rollout.tensor_parallel_size ({tp})"
 
 
 @rule(GridRule.SEQUENCE_PARALLEL_NEEDS_TENSOR_PARALLEL, "`sequence_parallel` needs TP above 1")

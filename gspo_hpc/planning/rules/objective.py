@@ -23,6 +23,7 @@ from gspo_hpc.config.sections.reward_models import FUNCTION
 from gspo_hpc.models.positions import Positions
 from gspo_hpc.planning.builder import PlanBuilder
 from gspo_hpc.planning.rules import registry
+from gspo_hpc.planning.rules.grid import gpus_of_engine_node
 from gspo_hpc.planning.rules.ids import RuleId, Topic
 from gspo_hpc.planning.rules.model import ModelRule, longest_of_versions, too_long
 from gspo_hpc.planning.rules.registry import rule
@@ -250,11 +251,11 @@ def _models_place(plan: PlanBuilder) -> Iterator[str]:
                 f"reward.models {model.name}: placement apart needs rollout.mode server, which sets GPUs apart for "
                 f"engines: give rollout.mode=server, or placement colocate, or {served}"
             )
-        elif model.placement == "apart" and config.rollout.tensor_parallel_size >= config.cluster.gpus_per_node:
+        elif model.placement == "apart" and config.rollout.tensor_parallel_size >= config.gpus_per_engine_node:
             yield (
                 f"reward.models {model.name}: placement apart puts its engine on the GPUs behind those of an engine of "
                 f"the policy, and rollout.tensor_parallel_size ({config.rollout.tensor_parallel_size}) leaves none of "
-                f"gpus_per_node ({config.cluster.gpus_per_node}): give a smaller one, or {served}"
+                f"{gpus_of_engine_node(plan)}: give a smaller one, or {served}"
             )
         elif model.placement == "colocate" and model.tensor_parallel_size > config.rollout.tensor_parallel_size:
             yield (

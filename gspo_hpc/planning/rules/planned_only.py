@@ -38,7 +38,7 @@ def found(plan: PlanBuilder) -> Iterator[NotRun]:
 
 @planned_only("engine_over_nodes")
 def _engine_over_nodes(plan: PlanBuilder) -> Iterator[str]:
-    size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.cluster.gpus_per_node
+    size, gpus = plan.config.rollout.tensor_parallel_size, plan.config.gpus_per_engine_node
     if engine_over_nodes(plan.config):
         yield (
             f"rollout.tensor_parallel_size ({size}) above gpus_per_node ({gpus}) can be planned, but this version runs "

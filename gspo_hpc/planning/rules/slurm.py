@@ -19,6 +19,8 @@ class SlurmRule(RuleId):
     CPUS_PER_TASK_SUFFICE = auto()
     SIGNAL_LEAVES_TIME = auto()
     SBATCH_OPTIONS_ARE_FREE = auto()
+    GENERATION_OPTIONS_NEED_NODES = auto()
+    GENERATION_GRES_IS_GIVEN = auto()
     SLURM_ENVIRONMENT_IS_PLAIN = auto()
 
 
@@ -27,6 +29,8 @@ _OWN_OPTIONS = {  # options of sbatch that other keys of the config set, or that
     *("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "nodelist", "exclusive", "mem"),
     *("cpus-per-task", "gres", "gpus-per-node", "mail-user", "mail-type", "comment", "wrap", "export-file"),
 }
+# What nodes that generate may have otherwise, with the settings of `slurm` that they have in common with the others.
+_OF_GENERATION = {"account", "qos", "reservation", "exclude", "nodelist", "mem"}
 
 
 @rule(
@@ -64,15 +68,46 @@ def _signal(plan: PlanBuilder) -> Iterator[str]:
     estimable=True,
 )
 def _options(plan: PlanBuilder) -> Iterator[str]:
-    given = plan.config.slurm.sbatch
-    if own := sorted({name.lstrip("-") for name in given} & _OWN_OPTIONS):
-        are = "is" if len(own) == 1 else "are"
-        yield f"slurm.sbatch: {', '.join(own)} {are} set by other keys of the sections slurm, cluster and run"
-    for name, value in given.items():
-        if name in _OWN_OPTIONS:
-            continue
-        if not is_sbatch_option(name, value):
-            yield f"slurm.sbatch: {name!r}: {value!r} cannot be an option of sbatch"
+    slurm = plan.config.slurm
+    for key, given, taken in (
+        ("sbatch", slurm.sbatch, _OWN_OPTIONS),
+        ("generation_sbatch", slurm.generation_sbatch, _OWN_OPTIONS - _OF_GENERATION),
+    ):
+        if own := sorted({name.lstrip("-") for name in given} & taken):
+            are = "is" if len(own) == 1 else "are"
+            yield f"slurm.{key}: {', '.join(own)} {are} set by other keys of the sections slurm, cluster and run"
+        for name, value in given.items():
+            if name not in taken and not is_sbatch_option(name, value):
+                yield f"slurm.{key}: {name!r}: {value!r} cannot be an option of sbatch"
+
+
+@rule(
+    SlurmRule.GENERATION_OPTIONS_NEED_NODES,
+    "`slurm.generation_*` needs `cluster.generation_nodes`",
+    estimable=True,
+)
+def _component(plan: PlanBuilder) -> Iterator[str]:
+    slurm, cluster = plan.config.slurm, plan.config.cluster
+    names = ("partition", "constraint", "gres", "sbatch")
+    given = [f"slurm.generation_{name}" for name in names if getattr(slurm, f"generation_{name}")]
+    if given and not cluster.generation_nodes:
+        need = "needs" if len(given) == 1 else "need"
+        yield f"{' and '.join(given)} {need} cluster.generation_nodes, for which these options are"
+
+
+@rule(
+    SlurmRule.GENERATION_GRES_IS_GIVEN,
+    "`slurm.gres` needs `slurm.generation_gres` where `cluster.generation_gpus_per_node` is another number",
+    estimable=True,
+)
+def _gres(plan: PlanBuilder) -> Iterator[str]:
+    slurm, cluster = plan.config.slurm, plan.config.cluster
+    other = cluster.generation_gpus_per_node
+    if slurm.gres and not slurm.generation_gres and other not in (None, cluster.gpus_per_node):
+        yield (
+            f"slurm.gres ({slurm.gres}) is for nodes of cluster.gpus_per_node ({cluster.gpus_per_node}), and "
+            f"cluster.generation_gpus_per_node is {other}: give slurm.generation_gres"
+        )
 
 
 @rule(

@@ -47,11 +47,11 @@ def assumed(config: Config) -> dict[str, int]:
 
     Without them every layout would be timed for a single completion, in which nothing but latency shows.
     """
-    batch, cluster = config.batch, config.cluster
+    batch = config.batch
     sizes: dict[str, int] = {} if batch.num_generations else {"num_generations": _USUAL_GROUP}
     if batch.global_batch_size:
         return sizes
-    rollout = batch.generation_batch_size or _USUAL_ROLLOUT * cluster.nodes * cluster.gpus_per_node
+    rollout = batch.generation_batch_size or _USUAL_ROLLOUT * config.num_ranks
     if batch.generation_batch_size is None:
         sizes["generation_batch_size"] = rollout
     return sizes | {"global_batch_size": max(1, rollout // (batch.steps_per_generation or USUAL_UPDATES))}

@@ -74,7 +74,7 @@ def _engines(arch: Architecture, config: Config, models: Models) -> list[int]:
     assert own is not None
     card, item = own.memory, 4 if config.model.dtype == "float32" else 2
     weights, given = parameters.parameters(arch) * item, config.rollout.tensor_parallel_size
-    sizes = [*_divisors(config.cluster.gpus_per_node), *([given] if engine_over_nodes(config) else [])]
+    sizes = [*_divisors(config.gpus_per_engine_node), *([given] if engine_over_nodes(config) else [])]
 
     def roomy(share: float) -> Iterator[int]:
         """Yield the engines whose weights take at most this share of a card."""

@@ -269,7 +269,7 @@ def _tried_pairs(config: Config, asked: Asked, kind: Kind, other: Kind) -> Itera
 
 def _more_gpus(config: Config) -> Iterator[Idea]:
     """Yield more GPUs of this kind, the fewest first: fuller nodes, or more of them."""
-    cluster, total = config.cluster, config.cluster.nodes * config.cluster.gpus_per_node
+    cluster, total = config.cluster, config.num_ranks
     for nodes, gpus in _machines(cluster.nodes, cluster.gpus_per_node):
         changes = {
             key: value
@@ -279,7 +279,8 @@ def _more_gpus(config: Config) -> Iterator[Idea]:
             )
             if before != value
         }
-        yield Idea(changes, f"{nodes * gpus} {devices.plural(cluster)} instead of {total}, the fewest of those tried")
+        more = _changed(config, changes).num_ranks
+        yield Idea(changes, f"{more} {devices.plural(cluster)} instead of {total}, the fewest of those tried")
 
 
 def _machines(nodes: int, gpus: int) -> list[tuple[int, int]]:
@@ -314,7 +315,7 @@ def _other_gpu(config: Config) -> Iterator[Idea]:
 def _engine_over_nodes(config: Config) -> Iterator[Idea]:
     """Yield engines over several nodes, the smallest first."""
     for count in divisors(config.cluster.nodes):
-        changes = {_ENGINE: count * config.cluster.gpus_per_node}
+        changes = {_ENGINE: count * config.gpus_per_engine_node}
         if 1 < count <= _MOST_OF_ENGINE:
             yield Idea(changes, f"engines over {count} nodes, which this version plans and does not run, the smallest")
 
@@ -378,7 +379,7 @@ def _best(config: Config, asked: Asked, changes: dict[str, Any]) -> Candidate | 
 def _may_fit(search: Search) -> bool:
     """Return whether all GPUs together hold what parameters take at least, and those of an engine its weights."""
     config, size, card = search.config, parameters.parameters(search.arch), search.device.memory
-    engine = max(config.cluster.gpus_per_node, config.rollout.tensor_parallel_size)
+    engine = max(config.gpus_per_engine_node, config.rollout.tensor_parallel_size)
     item = 4 if config.model.dtype == "float32" else 2
     state = parameters.least_state(search.arch, config)
     return state <= config.world_size * card and size * item <= engine * card

@@ -96,7 +96,7 @@ def read_by_owners(names: Sequence[str], config: Config) -> list[str]:
 
     The ranks are those that generate. What a file has no scores of is scored by the rank that read it.
     """
-    placed, per_node = list[str](), config.cluster.gpus_per_node
+    placed, per_node = list[str](), config.gpus_per_engine_node
     if config.rollout.mode == "server" and not config.cluster.generation_nodes:
         per_node -= config.training_gpus_per_node
     for name in names:

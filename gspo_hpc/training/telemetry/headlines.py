@@ -28,6 +28,10 @@ def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) ->
     machines = f"{config.cluster.nodes} x " if config.cluster.nodes > 1 else ""
     kind = config.cluster.gpu or "GPU"
     unit = f"{config.cluster.gpus_per_node} {'CPU rank' if config.cluster.platform == 'cpu' else kind}"
+    apart = ""
+    if (others := plan.layout.get("generation_gpus_per_node")) is not None:
+        machines = f"{config.training_nodes} x "
+        apart = f" and generates on {config.cluster.generation_nodes} x {others}"
     sizes = {
         "TP": parallel.tensor_model_parallel_size,
         "PP": parallel.pipeline_model_parallel_size,
@@ -40,7 +44,7 @@ def opening(config: Config, plan: Plan, where: str, prompts: tuple[int, int]) ->
     adapter = trained.adapter(config)
     what = f"{adapter} of {config.model.path}" if adapter else config.model.path
     taught = f", taught by {config.algorithm.teacher}," if config.algorithm.has_teacher else ""
-    begins = f"{config.algorithm.name} trains {what}{taught} on {machines}{unit}{'s' * (config.world_size > 1)}"
+    begins = f"{config.algorithm.name} trains {what}{taught} on {machines}{unit}{'s' * (config.world_size > 1)}{apart}"
     completions, per_prompt = int(q["generation_batch_size"]), int(q["num_generations"])
     updates = int(q["steps_per_generation"]) * config.batch.num_iterations
     rollout = f"{completions:,} completions ({completions // per_prompt:,} prompts x {per_prompt})"

@@ -19,7 +19,7 @@ REASONS = {
     "how long the run goes; the learning rate must not depend on it": ("run.max_steps",),
     "where the same directory lies": ("run.dir",),
     "which machines it runs on: the update is the same sum in another order": (
-        *("cluster.nodes", "cluster.gpus_per_node", "cluster.threads_per_rank"),
+        *("cluster.nodes", "cluster.gpus_per_node", "cluster.generation_gpus_per_node", "cluster.threads_per_rank"),
         *("cluster.gpu", "cluster.gpu_memory_gb", "cluster.network_gb_per_s"),
     ),
     "how the model is cut over ranks: the same sum in another order": (

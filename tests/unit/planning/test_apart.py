@@ -56,21 +56,31 @@ def test_whole_nodes_generate_and_the_others_train() -> None:
     st.sampled_from([None, 1, 2, 3]),
     st.integers(0, 2),
     st.booleans(),
+    st.sampled_from([None, 1, 2, 5, 8]),
 )
-@example(2, 8, 3, None, 0, False)
-@example(3, 4, 8, None, 2, True)
+@example(2, 8, 3, None, 0, False, None)
+@example(3, 4, 8, None, 2, True, None)
+@example(3, 8, 8, None, 2, True, 4)
 @settings(max_examples=200, deadline=None)
 def test_estimates_count_the_engines_of_the_layout(
-    nodes: int, gpus: int, size: int, engines_per_node: int | None, generation: int, server: bool
+    nodes: int, gpus: int, size: int, engines_per_node: int | None, generation: int, server: bool, others: int | None
 ) -> None:
     rollout = {"tensor_parallel_size": size, "engines_per_node": engines_per_node}
     cluster = {"nodes": nodes, "gpus_per_node": gpus, "generation_nodes": generation * server}
+    if generation and server and others is not None:
+        cluster["generation_gpus_per_node"] = others
     config = from_dict({"cluster": cluster, "rollout": rollout | {"mode": "server" if server else "colocate"}})
     plan = make_plan(config)
     if plan.valid:
         assert engines.count(config) == plan.layout["num_engines"] > 0
         used = nodes if not cluster["generation_nodes"] else generation
-        assert plan.layout["num_engines"] * size <= used * gpus, "GPUs that there are"
+        own = cluster.get("generation_gpus_per_node", gpus)
+        assert plan.layout["num_engines"] * size <= used * own, "GPUs that there are"
+        assert plan.quantities["world_size"] == config.world_size
+        if cluster["generation_nodes"]:
+            assert config.num_ranks == config.world_size + generation * own
+            drawn = ranks.engine_gpus(plan.layout)
+            assert {gpu for gpus_of_engine in drawn for gpu in gpus_of_engine} <= {*range(own)}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +90,15 @@ def test_estimates_count_the_engines_of_the_layout(
         (["cluster.nodes=2", "cluster.generation_nodes=1"], "generation_nodes_need_server"),
         (["cluster.generation_nodes=1", "rollout.mode=server"], "generation_nodes_leave_some_to_train"),
         ([*APART, "rollout.engines_per_node=9"], "generation_nodes_hold_engines"),
+        ([*APART, "cluster.generation_gpus_per_node=2", "rollout.engines_per_node=3"], "generation_nodes_hold_engines"),
+        (
+            [*APART, "cluster.generation_gpus_per_node=2", "rollout.tensor_parallel_size=4"],
+            "generation_nodes_hold_engines",
+        ),
+        (["cluster.generation_gpus_per_node=2"], "generation_gpus_need_nodes"),
+        (["slurm.generation_partition=l40"], "generation_options_need_nodes"),
+        ([*APART, "cluster.generation_gpus_per_node=2", "slurm.gres=gpu:h100:8"], "generation_gres_is_given"),
+        ([*APART, "slurm.generation_sbatch={nodes: 3}"], "sbatch_options_are_free"),
         (["rollout.max_staleness=1"], "staleness_needs_server"),
         (["rollout.mode=server"], "server_engines_given"),
     ],
@@ -95,6 +114,32 @@ def test_engines_may_have_all_gpus_of_a_node_that_only_generates(engines: int, s
     words = [f"rollout.engines_per_node={engines}", f"rollout.tensor_parallel_size={size}"]
     plan = make_plan(load(PRESET, [*APART, *words]))
     assert not plan.broken and plan.layout["num_engines"] == engines
+
+
+@pytest.mark.parametrize(("others", "engines"), [(2, 2), (4, 4), (16, 16)])
+def test_nodes_that_generate_may_have_other_gpus(others: int, engines: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPUs that train stay the same, and so do batches and what a trainer needs."""
+    words = [
+        *APART,
+        f"cluster.generation_gpus_per_node={others}",
+        "slurm.gres=gpu:8",
+        f"slurm.generation_gres=gpu:{others}",
+    ]
+    plan, alike = make_plan(load(PRESET, words)), make_plan(load(PRESET, APART))
+    assert not plan.broken and plan.quantities == alike.quantities
+    assert plan.layout["num_engines"] == plan.layout["engines_per_node"] == engines
+    assert plan.memory is not None and alike.memory is not None
+    assert plan.memory.phases == alike.memory.phases
+    grows = sum(plan.memory.host.values()) - sum(alike.memory.host.values())
+    assert grows > 0 if others > 8 else grows <= 0, "a node of more engines needs more host memory"
+    found, one = (asynchrony._times(load(PRESET, given), None, Models(), None) for given in (words, APART))
+    assert found is not None and one is not None and found.gpus == 24 + others
+    slower = found.seconds["generation"] - one.seconds["generation"]
+    assert slower < 0 if others > 8 else slower > 0
+    assert found.seconds["update"] == one.seconds["update"]
+    main.main(["plan", str(PRESET), *words])
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"3 x 8 GPUs, and 1 x {others} for generation" in page
 
 
 @pytest.mark.parametrize(("interval", "told"), [(3, False), (4, False), (5, True), (8, True)])

@@ -28,6 +28,7 @@ EXCEPTIONS = {
     "cluster.platform": "another machine",
     "slurm.environment": "free-form",
     "slurm.sbatch": "free-form",
+    "slurm.generation_sbatch": "free-form",
     "rollout.engine": "free-form; its arguments are tried one by one",
     "model.path": "another run; models that fit are tried apart",
     "data.sources": "sections of a file, which have no place on a command line",
