@@ -8,6 +8,7 @@ train, or set apart.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -47,8 +48,12 @@ def scored_lines(run_dir: Path, rollout: int) -> int:
 
 def engines(run_dir: Path) -> list[psutil.Process]:
     """The first processes of the run's engines, in the order in which they were started."""
-    found = [psutil.Process(pid) for pid in processes.marked(harness.run_id(run_dir))]
-    return sorted((one for one in found if "gspo_hpc.engine.host" in one.cmdline()), key=lambda one: one.create_time())
+    found = []
+    for pid in processes.marked(harness.run_id(run_dir)):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            one = psutil.Process(pid)
+            found += [(one.create_time(), one)] if "gspo_hpc.engine.host" in one.cmdline() else []
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
 def settings(place: str, model: Path) -> tuple[str, ...]:

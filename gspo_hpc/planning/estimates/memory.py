@@ -182,12 +182,10 @@ def _estimate(arch: Architecture, config: Config, device: devices.Device, worst:
     if colocated:
         generation = engine | own | resting
     else:  # on GPUs of their own, where nothing sleeps
-        receiving = {
-            "buckets": _transfer(arch, config),  # of a weight sync, in which the cache stays
-            "cuda_and_nccl": CONTEXT + NCCL_BYTES,  # of the rank that receives them, in a group of all that do
-        }
-        generation = engine | receiving | {"buckets": receiving["buckets"] + _loading(arch, config)}
-        scoring = receiving | reward_models.process(config)
+        receiving = {"cuda_and_nccl": CONTEXT + NCCL_BYTES}  # of the rank that does, in a group of all that do
+        # Of a weight sync, in which caches stay. Nobody takes the buckets on the GPU of a reward model: one is enough.
+        generation = engine | {"buckets": _transfer(arch, config) + _loading(arch, config)} | receiving
+        scoring = {"buckets": _transfer(arch, config, 1)} | receiving | reward_models.process(config)
     if waiting := parameters.waiting_vocabulary(arch):
         (sync if colocated else generation)["padded_vocabulary"] = waiting * engine_itemsize(config)
     probing = {name: size for name, size in sync.items() if name not in _TRAVELLING}
@@ -306,11 +304,11 @@ def _buckets(arch: Architecture, config: Config) -> int:
     return _transfer(arch, config) + shard
 
 
-def _transfer(arch: Architecture, config: Config) -> int:
+def _transfer(arch: Architecture, config: Config, buckets: int = 2) -> int:
     """Return the bytes that weights come into: two buckets, or what is gathered at once if it is larger."""
     ranks = config.parallel.tensor_model_parallel_size
     whole = _largest_parameter(arch, ranks) * activations.itemsize(config)
-    return max(2 * TRANSFER_BUCKET_BYTES["cuda"], whole, *(piece.size for piece in _pieces(arch, config)))
+    return max(buckets * TRANSFER_BUCKET_BYTES["cuda"], whole, *(piece.size for piece in _pieces(arch, config)))
 
 
 def _pieces(arch: Architecture, config: Config) -> list[Piece]:

@@ -34,6 +34,7 @@ from gspo_hpc.config.constants import SAVE_TRANSIT_BYTES, TRANSFER_BUCKET_BYTES
 from gspo_hpc.config.derived import pass_sizes
 from gspo_hpc.config.engine_arguments import adapters_beside_weights
 from gspo_hpc.config.schema import Config
+from gspo_hpc.config.sections.reward_models import first_gpu
 from gspo_hpc.data.records import Completion, Group
 from gspo_hpc.engine.engine import EngineDied, EngineSettings
 from gspo_hpc.engine.weight_buffers import HostBuffer
@@ -549,13 +550,14 @@ class LLM:
 
 
 class ScoringLLM:
-    """The counterpart of vllm.LLM for a reward model, on the first GPUs of an engine of the policy."""
+    """The counterpart of vllm.LLM for a reward model, on the first GPUs of an engine of the policy or behind them."""
 
     def __init__(self, job: Job, arguments: Mapping[str, Any]) -> None:
         self.job, tp = job, arguments["tensor_parallel_size"]
-        self.gpus = job.engine_gpus()[:tp]
         share = arguments["gpu_memory_utilization"]  # of which each model of a test has another
         model = next(one for one in job.config.reward.models if one.gpu_memory_utilization == share)
+        first = job.engine_gpus()[0] + first_gpu(job.config, model)
+        self.gpus = list(range(first, first + tp))
         self.name = model.name
         found = next(one for one in job.estimate.scorers if one.name == model.name)
         cache = found.parts["reward_cache"] + found.parts["reward_working"]
@@ -637,6 +639,7 @@ class Client:
     def _start(self, arguments: Any) -> None:
         self.processes.score = arguments.get("runner") == "pooling"
         self.llm = ScoringLLM(self.job, arguments) if self.processes.score else LLM(self.job)
+        self.processes.gpus = self.llm.gpus if self.processes.score else self.job.engine_gpus()
 
     def _classify(self, names: Sequence[str], sequences: Sequence[Any]) -> list[list[float]]:
         return list(self.llm.score(sequences))
@@ -658,7 +661,7 @@ class Processes:
     """The processes of an engine, with which its memory ends."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._gpus = job, job.engine_gpus()
+        self._job, self.gpus = job, job.engine_gpus()
         self.score = False  # those of a reward model
 
     def find(self) -> None:
@@ -673,7 +676,7 @@ class Processes:
 
     def kill(self) -> None:
         """Free all memory."""
-        for gpu in self._gpus:
+        for gpu in self.gpus:
             for name in self._job.node.mapped(gpu):
                 if name.startswith(SCORING) == self.score:
                     self._job.node.unmap(gpu, name)
@@ -709,7 +712,7 @@ class LedgerWorker(RolloutWorker):
             return Generated(groups, {}, 0.0)
         if journal is None:  # another rank owns the engine
             return Generated({}, {}, 0.0)
-        slots = request.slots[job.world.rank // len(job.engine_gpus()) :: self.num_engines]
+        slots = request.slots[job.world.rank // job.config.gpus_per_engine :: self.num_engines]
         prompts = SharedPrompts(self.store, f"generate/{self.calls}").fetch(slots)
         groups = {slot: Group(slot, prompt, completions) for slot, prompt in zip(slots, prompts, strict=True)}
         journal.append(list(groups.values()))

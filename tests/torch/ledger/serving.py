@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from gspo_hpc.exchange.exchange import Exchange
 from gspo_hpc.exchange.kept_weights import KeptWeights
 from gspo_hpc.exchange.transport import Transport
 from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
+from gspo_hpc.ops.weight_parts import Scratch
 from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.notices import NodeTopology
 from gspo_hpc.runs import journal
@@ -65,10 +66,14 @@ class Here:
 
 
 class Generating(Node):
-    """Cards that only generate, in every phase of which the plan has one figure."""
+    """Cards that only generate, in every phase of which the plan has one figure, and those of reward models."""
+
+    def __init__(self, gpus: int, card: int, scoring: Iterable[int] = ()) -> None:
+        super().__init__(gpus, card)
+        self._scoring = frozenset(scoring)
 
     def phase(self, gpu: int, name: str) -> Any:
-        return super().phase(gpu, "generation")
+        return super().phase(gpu, "reward_model" if gpu in self._scoring else "generation")
 
 
 class Talk(Transport):
@@ -229,6 +234,18 @@ class Both:
                     self._held.__exit__(None, None, None)
                     self._held = None
 
+        class Received(Scratch):
+            """Buckets of a rank on whose GPU no engine takes them."""
+
+            def __init__(self, device: torch.device) -> None:
+                super().__init__(torch.device("cpu"))
+
+            def allocate(self, size: int) -> torch.Tensor:
+                place = super().allocate(size)
+                with here.node.phase(world.rank, "sync"):
+                    here.node.put(world.rank, "buckets", self._bytes.numel())
+                return place
+
         class Engines(RemoteEngines):
             def from_rank_0(self, find: Callable[[], Any]) -> Any:
                 return world.first(find() if self.ranks.rank == 0 else None)
@@ -257,6 +274,7 @@ class Both:
                 "start_rollout_worker": worker,
                 "weight_broadcast": broadcast,
                 "KeptWeights": Kept,
+                "Scratch": Received,
                 "dist": sums,
                 "any_rank": world.any,
                 "read_architecture": lambda config: here.arch,

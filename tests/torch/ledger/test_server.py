@@ -54,9 +54,9 @@ def both(config: Config, model: Path, seed: int, folder: Path, script: Mapping[i
     )
     card = plan.memory.card
     trainers = Job(config, plan.memory, Node(training, card), World(training, seed, delay), tensors)
-    engines = Job(
-        config, plan.memory, Generating(generating, card), World(generating, seed + 1, delay), tensors, script
-    )
+    scoring = [gpu for gpu in range(generating) if gpu % config.gpus_per_engine >= config.rollout.tensor_parallel_size]
+    node = Generating(generating, card, scoring)
+    engines = Job(config, plan.memory, node, World(generating, seed + 1, delay), tensors, script)
     return Both(trainers, engines, folder)
 
 
@@ -67,7 +67,8 @@ def wrong(run: Both, again: Both | None = None) -> dict[str, Any]:
         if phase.name == "evaluation":  # of which the plan has what the phase "generation" has
             continue
         starts = [one for one in (run, again) if one is not None]
-        nodes = [one.generators.node if phase.name == "generation" else one.trainers.node for one in starts]
+        apart = phase.name in ("generation", "reward_model")
+        nodes = [one.generators.node if apart else one.trainers.node for one in starts]
         peak = max(node.peaks[phase.name] for node in nodes)
         if not (peak or phase.name in ("logprobs", "load")):
             found[phase.name] = (0, phase.total)
@@ -87,6 +88,15 @@ NODES = ["rollout.engines_per_node=0", "cluster.generation_nodes=1"]
 LAYOUTS = {
     "two engines": ("qwen2.5_7b_tp2", ["rollout.tensor_parallel_size=1", "rollout.engines_per_node=2"]),
     "one step off": ("qwen2.5_7b_tp2", ["rollout.tensor_parallel_size=2", *ONE, "rollout.max_staleness=1"]),
+    "reward models of one GPU and of two": (
+        "qwen2.5_7b_tp2",
+        [
+            *("cluster.gpus_per_node=6", "rollout.tensor_parallel_size=1", *ONE, "rollout.max_staleness=1"),
+            "reward.models=[{name: a, path: Qwen2.5-7B, placement: apart, gpu_memory_utilization: 0.85}, {name: b, "
+            "path: Qwen2.5-14B, placement: apart, gpu_memory_utilization: 0.9, tensor_parallel_size: 2}]",
+            "reward.functions=[{function: reward_model, args: {model: a}}, {function: reward_model, args: {model: b}}]",
+        ],
+    ),
     "small and tied": ("qwen3_0.6b_1gpu", ["cluster.gpus_per_node=2", *ONE]),
     "nodes of their own": (
         "qwen3_30b_a3b_ep8",
