@@ -38,6 +38,7 @@ class ObjectiveRule(RuleId):
     TEACHER_FITS_LAYOUT = auto()
     TEACHER_VOCABULARY = auto()
     TEACHER_ALONE_GRADES_NOTHING = auto()
+    REWARD_WEIGHTS = auto()
     REWARD_MODELS_ARE_ASKED = auto()
     REWARD_MODEL_PLACE = auto()
     REWARD_MODEL_KIND = auto()
@@ -45,6 +46,8 @@ class ObjectiveRule(RuleId):
     REWARD_MODEL_LENGTH = auto()
     REWARD_MODEL_ARGUMENTS = auto()
 
+
+_CANCELLED = 1e-9  # of the largest weight: a sum below it is rounding
 
 # Rules of a model that is trained which hold for one that only runs forward, with the same layout.
 _OF_TEACHER = (
@@ -199,6 +202,37 @@ def _teacher_alone(plan: PlanBuilder) -> Iterator[str]:
             f"{held_out} gives prompts for evaluation, and no reward function grades their answers: give one, with "
             "weight 0 where it is to have no part in training, or no such prompts"
         )
+
+
+@rule(
+    ObjectiveRule.REWARD_WEIGHTS,
+    "weights of the same reward function do not cancel, and with `rollout.dynamic_sampling` some weight is not 0",
+    Topic.OBJECTIVE,
+    estimable=True,
+)
+def _weights(plan: PlanBuilder) -> Iterator[str]:
+    """Equal rewards of a whole rollout are what dynamic sampling would draw again until it gives up."""
+    config, terms = plan.config, plan.config.reward.functions
+    alike: dict[str, list[int]] = {}
+    for number, term in enumerate(terms):
+        if term.weight and not term.only_named:
+            alike.setdefault(repr((term.function, term.clip_range, sorted(term.args.items()))), []).append(number)
+    for numbers in alike.values():
+        weights = [terms[number].weight for number in numbers]
+        if len(weights) > 1 and abs(sum(weights)) < _CANCELLED * max(map(abs, weights)):
+            yield (
+                f"weights of reward.functions {' and '.join(map(str, numbers))} ({terms[numbers[0]].function} with the "
+                f"same arguments) cancel: {' '.join(f'{weight:+g}' for weight in weights)} = 0; leave these terms out, "
+                "or give other weights"
+            )
+    weighed = any(term.weight for term in terms) or any(one.rewards for one in config.data.sources)
+    rollout = config.rollout
+    if rollout.dynamic_sampling and rollout.dynamic_sampling_metric is None and rewards_count(config):
+        if terms and not weighed:
+            yield (
+                "rollout.dynamic_sampling replaces groups whose rewards are equal, and with every weight of "
+                "reward.functions at 0 all are, so it would find none: give a reward function a weight"
+            )
 
 
 @rule(

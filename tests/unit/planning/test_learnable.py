@@ -105,3 +105,33 @@ def test_no_preset_is_warned_of(project: Path) -> None:
 def test_settings_of_another_recomputation_are_told(words: list[str], told: list[str]) -> None:
     found = [line for line in warned(*(f"memory.{word}" for word in words)) if "changes nothing" in line]
     assert len(found) == bool(told) and all(part in found[0] for part in told), found
+
+
+def refused(*words: str) -> list[str]:
+    """Return why a plan with these settings is refused."""
+    return [
+        item.message for item in make_plan(loader.load(None, [*RUN, *words])).broken if item.rule == "reward_weights"
+    ]
+
+
+def test_weights_that_cancel_are_refused() -> None:
+    both = "reward.functions=[{{function: number_match, weight: {}}}, {{function: number_match, weight: {}}}]"
+    assert refused(both.format(0.3, -0.3)) == [
+        "weights of reward.functions 0 and 1 (number_match with the same arguments) cancel: +0.3 -0.3 = 0; leave these "
+        "terms out, or give other weights"
+    ]
+    assert not refused(both.format(0.3, -0.2)) and not refused(both.format(0, 0))
+    assert not refused("reward.functions=[{function: number_match}, {function: exact_match, weight: -1}]")
+    target = "{{function: length, weight: {}, args: {{target: {}, limit: 16}}}}"
+    assert not refused(f"reward.functions=[{target.format(1, 4)}, {target.format(-1, 8)}]")
+    three = "{function: number_match, weight: 0.1}, {function: number_match, weight: 0.2}"
+    assert refused(f"reward.functions=[{three}, {{function: number_match, weight: -0.3}}]")
+
+
+def test_dynamic_sampling_without_any_reward_is_refused() -> None:
+    words = ("rollout.dynamic_sampling=true", "reward.functions=[{function: number_match, weight: 0}]")
+    (told,) = refused(*words)
+    assert told.startswith("rollout.dynamic_sampling replaces groups whose rewards are equal, and with every weight")
+    assert not refused(words[1]) and not refused(words[0], "reward.functions=[{function: number_match}]")
+    assert not refused(*words, "rollout.dynamic_sampling_metric=number_match")
+    assert not refused(*words, "algorithm.teacher=big", "algorithm.kl_beta=1"), "another rule says that"
