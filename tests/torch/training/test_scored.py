@@ -23,15 +23,18 @@ def test_files_are_read_by_owners_of_engines_in_their_order(gpus: int, nodes: in
     assert len(readers) == min(len(names), config.world_size // tp)
 
 
-@pytest.mark.parametrize(("nodes", "apart"), [(2, 0), (3, 1)])
-def test_ranks_that_generate_read_them_where_the_engines_have_gpus_of_their_own(nodes: int, apart: int) -> None:
+@pytest.mark.parametrize(("nodes", "apart", "others"), [(2, 0, "null"), (3, 1, "null"), (4, 2, "5")])
+def test_ranks_that_generate_read_them_where_the_engines_have_gpus_of_their_own(
+    nodes: int, apart: int, others: str
+) -> None:
     """Two engines of one GPU on a node, each with the GPU of a reward model behind it."""
     more = [f"cluster.nodes={nodes}", "cluster.gpus_per_node=6", f"cluster.generation_nodes={apart}"]
+    more.append(f"cluster.generation_gpus_per_node={others}")
     model = "reward.models=[{name: a, path: a, placement: apart}]"
     config = loader.load(None, [*more, model, "rollout.mode=server", "rollout.engines_per_node=2"])
     placed = read_by_owners([f"rank-{number:04d}.journal" for number in range(5)], config)
-    ranks, per_node = (6, 6) if apart else (8, 4)
+    ranks, per_node = {0: (8, 4), 1: (6, 6), 2: (10, 5)}[apart]
     assert config.num_ranks - config.world_size == ranks
     read = [number % ranks for number, name in enumerate(placed) if name]
-    assert read == ([0, 2, 0, 2, 0] if apart else [0, 2, 4, 6, 0])
+    assert read == {0: [0, 2, 4, 6, 0], 1: [0, 2, 0, 2, 0], 2: [0, 2, 5, 7, 0]}[apart]
     assert all(engine_place(config, rank % per_node) == 0 for rank in read)

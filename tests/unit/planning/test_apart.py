@@ -132,6 +132,7 @@ def test_nodes_that_generate_may_have_other_gpus(others: int, engines: int, caps
     assert plan.memory.phases == alike.memory.phases
     grows = sum(plan.memory.host.values()) - sum(alike.memory.host.values())
     assert grows > 0 if others > 8 else grows <= 0, "a node of more engines needs more host memory"
+    assert plan.memory.host["processes"] * 8 == alike.memory.host["processes"] * max(8, others)
     found, one = (asynchrony._times(load(PRESET, given), None, Models(), None) for given in (words, APART))
     assert found is not None and one is not None and found.gpus == 24 + others
     slower = found.seconds["generation"] - one.seconds["generation"]
