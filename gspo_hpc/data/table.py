@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gspo_hpc.data.outcomes import CALL_OUTCOMES, OUTCOMES
-from gspo_hpc.data.packing import Sample
 from gspo_hpc.data.records import OUT_OF_TIME, Completion, Group
 from gspo_hpc.data.sources.selection import FIELD
 
 EXCLUDED, UNGRADED, TRUNCATED, LATE = 1, 2, 4, 8  # bits of a row's flags
+_OF_SAMPLES = ("slot", "index", "prompt_len", "response_len")  # fields of gspo_hpc.data.packing.Sample
 _MOST_CALLS = 65535  # that a row can count
 # The pool refuses other outcomes; a journal that an earlier version wrote may hold some, and they end no run.
 _OUTCOME_NUMBERS = {name: 1 + place for place, name in enumerate(OUTCOMES)}
@@ -93,7 +93,7 @@ class GroupTable:
     def samples(self) -> npt.NDArray[np.int64]:
         """Return every completion that has tokens, for packing: [N, 4], the fields of a Sample."""
         rows = self.rows[self.rows["response_len"] > 0]
-        return np.stack([rows[name].astype(np.int64) for name in Sample._fields], axis=1)
+        return np.stack([rows[name].astype(np.int64) for name in _OF_SAMPLES], axis=1)
 
     def tokens_crc32(self) -> int:
         """Return the CRC-32 of the tokens of all completions, one after the other."""

@@ -64,7 +64,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the processes of a pool wait for requests of others, whatever the lines of these say.
+    """Limits to how long the processes of a pool wait for requests of others, whatever the lines of these say.
 
     A line that was there when the pool began is waited for from then on, also by a process that began later.
     """

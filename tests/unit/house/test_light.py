@@ -79,11 +79,11 @@ def named(modules: set[str], names: Sequence[str]) -> list[str]:
     ("command", "absent", "ours", "others"),  # the most modules of this package, and of others
     [
         ("--help", (*HEAVY, *OURS, *CONFIG, "rich"), 8, 25),
-        ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 113, 250),
-        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 130, 250),
-        ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 110, 200),
-        ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 46, 180),
-        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 109, 250),
+        ("plan smollm2_cpu", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 114, 250),
+        ("plan qwen3_30b_a3b_ep8", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS), 131, 250),
+        ("plan smollm2_cpu --json", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich"), 111, 200),
+        ("schema", (*HEAVY, *OURS, "gspo_hpc.planning", "rich"), 47, 180),
+        ("suggest qwen2.5_7b_tp2", (*HEAVY, *OF_A_PLAN, REFUSED_PLANS), 110, 250),
     ],
 )
 def test_a_command_imports_only_what_it_needs(
@@ -118,7 +118,7 @@ def test_a_plan_of_files_that_are_here_reads_them_without_a_library(project: Pat
     assert named(modules, (*HEAVY, *OF_A_PLAN, REFUSED_PLANS, SUGGESTIONS, "rich")) == []
     own = {name for name in modules if name.split(".")[0] == "gspo_hpc"}
     assert "gspo_hpc.data.rows" in own and "gspo_hpc.models.weight_table" in own
-    assert (len(own) <= 110, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
+    assert (len(own) <= 111, len(modules - own) <= 200) == (True, True), (len(own), len(modules - own))
 
 
 def test_the_status_of_a_run_that_goes_on_is_read_without_models_and_rules(project: Path, tmp_path: Path) -> None:

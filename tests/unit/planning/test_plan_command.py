@@ -201,13 +201,15 @@ def test_every_key_of_the_json_is_in_the_documentation(
     partial.write_text(PARTIAL)
     uneven = [f"parallel.num_layers_in_{end}_pipeline_stage=1" for end in ("first", "last")]
     server = ["rollout.mode=server", "rollout.engines_per_node=1", "parallel.tensor_model_parallel_size=1"]
+    nodes = ["cluster.nodes=2", "cluster.generation_nodes=1"]
     plans = []
     for words in (
         [preset, "--sbatch", "--ranks", f"data.train={rows}"],
         [str(partial), "--ranks", "batch.global_batch_size=16", f"data.train={rows}", "run.max_steps=3"],
         [str(partial), *server],
         [str(partial), *uneven, "cluster.nodes=2", "rollout.tensor_parallel_size=16"],
-        [str(partial), "rollout.mode=server", "cluster.nodes=2", "cluster.generation_nodes=1"],
+        [str(partial), *server[:1], *nodes, "cluster.generation_gpus_per_node=4"],
+        [str(partial), *server[:1], *nodes, "reward.models=[{name: a, path: Qwen2.5-7B, placement: apart}]"],
     ):
         main(["plan", *words, "--json"])
         plans.append(json.loads(capsys.readouterr().out))
