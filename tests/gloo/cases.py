@@ -489,7 +489,7 @@ def _adapter_gradients(made: Policy, step: Callable[[], object]) -> Arrays:
 
 def taught(model: str, world: int, teacher: str, **sections: Any) -> Arrays:
     """Log-probs of a teacher of another size, losses and gradients that follow it alone and beside advantages, at the
-    weights that sampled and after a step; and the bytes of its weights on each rank."""
+    weights that sampled and after a step; and the bytes of its weights and of the policy's on each rank."""
     learning = {"teacher": teacher, "kl_beta": 0.7}
     settings = config(model, world, **sections, algorithm={"clip_low": 0.5, "clip_high": 0.5} | learning)
     ranks = start(settings)
@@ -502,7 +502,7 @@ def taught(model: str, world: int, teacher: str, **sections: Any) -> Arrays:
     alone = spread(
         made, [g.with_completions(tuple(replace(c, advantage=0.0) for c in g.completions)) for g in groups()]
     )
-    arrays: Arrays = {"weights": np.array(its._model.held()["weights"])}
+    arrays: Arrays = {"weights": np.array(its._model.held()["weights"]), "own": np.array(made.held()["weights"])}
     arrays["fingerprint"] = np.frombuffer(its.fingerprint.encode(), np.uint8).astype(np.float64)
     for name, rollout in (("alone", alone), ("mixed", mixed)):
         rollout = its.with_logprobs(made, rollout, settings)

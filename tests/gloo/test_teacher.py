@@ -70,7 +70,7 @@ def test_every_layout_learns_the_same(name: str, results: dict[str, Arrays]) -> 
     one, many = results[f"taught-{alone}"], results[f"taught-{name}"]
     assert one.keys() == many.keys()
     for key in one:
-        if key != "weights":
+        if key not in ("weights", "own"):
             scale = np.linalg.norm(one[key])
             assert scale > 0 and np.linalg.norm(many[key] - one[key]) <= 1e-5 * scale, key
 
@@ -84,3 +84,9 @@ def test_the_policy_comes_nearer_and_the_teacher_stays(name: str, results: dict[
     its = name.rpartition("-its-")[2]  # the teacher's layout is the trainer's, or its own
     share = 0.5 if "tp2" in its or "pp2" in its else 0.6 if "ep2" in its else 1.0  # nearly all weights are experts
     assert abs(found["weights"] / whole - share) < 0.1
+
+
+def test_experts_of_the_policy_are_where_its_layout_has_them(results: dict[str, Arrays]) -> None:
+    """They are spread over two ranks, beside a teacher whose experts each rank has whole."""
+    share = results["taught-mixture-ep2-its-dp2"]["own"] / results["taught-mixture-one"]["own"]
+    assert 0.5 < share < 0.9
