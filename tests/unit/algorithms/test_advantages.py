@@ -110,6 +110,9 @@ def test_leave_one_out_is_the_mean_of_the_others(group: list[tuple[float, bool]]
     for reward, out, value in zip(rewards, excluded, got, strict=True):
         others = (sum(alive) - reward) / (len(alive) - 1) if len(alive) > 1 else reward
         assert value == pytest.approx(0.0 if out or len(set(alive)) < 2 else reward - others, abs=1e-6)
+    if len(set(alive)) > 1:
+        divided = group_advantages(rewards, excluded, True, "leave_one_out")
+        assert divided == pytest.approx(got / np.std(alive, ddof=1), rel=1e-5)
 
 
 @given(REWARDS, st.integers(-50, 50), st.sampled_from([1e-3, 0.5, 7.0]))
