@@ -576,6 +576,12 @@ def _within(runs: list[Run]) -> str:
     return f"{near} of the {len(found)} predictions are within 30 %; {more}"
 
 
+def _own_within(runs: list[Run]) -> str:
+    """Return of how many predictions the seconds that `plan` prints are near, and how many there are."""
+    found = [run.printed / run.seconds - 1.0 for run in runs if run.role == "prediction"]
+    return f"{sum(abs(error) <= 0.30 for error in found)} of the {len(found)}"
+
+
 def _side(runs: list[Run]) -> str:
     """Return on which side of their estimates predictions are, and how many the printed range covers."""
     found = [errors()[run.key] for run in runs if run.role == "prediction"]
@@ -702,6 +708,7 @@ would have nothing left that tests them.
 
 GPUs of their own generate (the second number of a split), while the others train on completions of older weights. No
 constant was calibrated on such a run. {_within(beside)}.
+What `plan` prints, which is for gspo_hpc, is within 30 % of the published seconds in {_own_within(beside)}.
 
 {HEADS}
 {_rows(beside)}
