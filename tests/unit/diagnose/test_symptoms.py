@@ -358,6 +358,13 @@ def test_settings_can_be_given(case: tuple[Any, ...]) -> None:
         assert changed != run.config and loader.load(None, words)
 
 
+def test_parts_of_seconds_are_told_apart() -> None:
+    """Both were 0.2 s."""
+    run = evidence(lambda s: {"seconds/engine_least": 0.153, "seconds/engine_most": 0.241} if s % 4 == 1 else {})
+    told = " ".join(text for finding in find(run) for text in finding.evidence)
+    assert "the least busy engine worked 0.153 s, the busiest 0.241 s" in told
+
+
 def test_a_setting_that_is_there_already_is_not_offered() -> None:
     run = evidence(lambda s: {"device_use": 0.4}, parallel={"overlap_grad_reduce": True})
     assert "parallel.overlap_grad_reduce=true" not in only(run).settings
