@@ -62,6 +62,23 @@ def test_a_tracker_is_named_before_any_line_of_a_step(tmp_path: Path, begin: Cal
     assert first == "tracker: somewhere" and others
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("no key")], ids=["without", "fails"])
+def test_a_tracker_that_will_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    def opened(run: TrackedRun, warn: Callable[[str], None]) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(feed, "OPEN_SECONDS", 600.0)
+    feeds = feed.Feeds([Service("none", opened)], TrackedRun(tmp_path, "id", "name", {}), lambda text: None)
+    waiting = threading.Thread(target=feeds.wait_until_named, daemon=True)
+    waiting.start()
+    waiting.join(60.0)
+    assert not waiting.is_alive()
+    feeds.close(0)
+
+
 def test_a_tracker_that_does_not_start_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_start, told = threading.Event(), list[str]()
     feeds = feeds_of(tmp_path, may_start, told.append)
