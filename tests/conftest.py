@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -48,7 +48,8 @@ _TEMPORARY = Path(tempfile.gettempdir())
 _SPENT = pytest.StashKey[float]()  # processor seconds before a test
 _spent_before = {"seconds": 0.0}  # at the end of the test before, or of the collection
 
-settings.register_profile("project", deadline=None)  # a busy machine is no reason to fail
+# A busy machine is no reason to fail.
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
 

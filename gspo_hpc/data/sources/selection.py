@@ -58,7 +58,7 @@ class Selection:
             row[new] = value
         if row.get(FIELD, self._source.name) != self._source.name:
             raise ValueError(
-                f"it has a field {FIELD!r}, which is to hold the name of the source: rename it, as with "
+                f"it has a field {FIELD!r}, which is to hold the name of the source or set: rename it, as with "
                 f"columns: {{{FIELD}: {FIELD}_of_row}}"
             )
         return row | self._source.constants | {FIELD: self._source.name}

@@ -98,7 +98,7 @@ def unbalanced_engines(run: Evidence) -> Finding | None:
         more = f"batch.generation_batch_size={2 * batch.generation_batch_size}"
     return Finding(
         (
-            f"the least busy engine worked {middle(least):.1f} s, the busiest {middle(most):.1f} s (median, "
+            f"the least busy engine worked {_seconds(middle(least))}, the busiest {_seconds(middle(most))} (median, "
             f"{span(most)})",
             f"the slowest made {middle(slowest):,.0f} tokens/s, the fastest {middle(fastest):,.0f}",
         ),
@@ -228,3 +228,8 @@ def unbalanced_experts(run: Evidence) -> Finding | None:
         (f"moe.aux_loss_coeff={rounded(3 * aux) if aux else '0.001'}", "moe.z_loss_coeff=0.001", *flex),
         severity="problem" if middle(worst) >= EXPERTS_UNEVEN_HIGH else "warning",
     )
+
+
+def _seconds(value: float) -> str:
+    """Return a time with one decimal, or more where it is below a second: so that two of them differ."""
+    return f"{value:.1f} s" if value >= 1.0 else f"{rounded(value)} s"

@@ -18,7 +18,13 @@ from gspo_hpc.planning.settings import divisors
 
 _NUMBERS = 8  # of a message that are looked at
 _NEAR = 4  # divisors on each side of the present value
-_KEPT = ("cluster.platform", "run.seed", "data.sources", "reward.models")  # another machine, experiment, data, reward
+_KEPT = (
+    "cluster.platform",
+    "run.seed",
+    "data.sources",
+    "data.eval_sets",
+    "reward.models",
+)  # another machine, experiment, data, reward
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\w)")
 
 

@@ -51,15 +51,39 @@ def feeds_of(folder: Path, may_start: threading.Event, tell: Callable[[str], Non
     ],
     ids=["note", "step", "samples"],
 )
-def test_a_tracker_is_named_before_any_line_of_a_step(tmp_path: Path, begin: Callable[[Observers], None]) -> None:
+def test_a_tracker_is_named_before_any_line_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Observers], None]
+) -> None:
+    """It is waited for no longer than until it is named."""
+    monkeypatch.setattr(feed, "OPEN_SECONDS", 600.0)
     may_start, said = threading.Event(), io.StringIO()
     console = Console(said, 1, plain=True)
     feeds = feeds_of(tmp_path, may_start, console.note)
     threading.Timer(0.2, may_start.set).start()
-    begin(Observers([TrackerWake(feeds), ConsoleLines(console)]))
+    line = threading.Thread(target=begin, args=(Observers([TrackerWake(feeds), ConsoleLines(console)]),), daemon=True)
+    line.start()
+    line.join(60.0)
+    assert not line.is_alive()
     feeds.close(0)
     first, *others = said.getvalue().splitlines()
     assert first == "tracker: somewhere" and others
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no key")], ids=["without", "fails"])
+def test_a_tracker_that_will_not_come_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    def opened(run: TrackedRun, warn: Callable[[str], None]) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(feed, "OPEN_SECONDS", 600.0)
+    feeds = feed.Feeds([Service("none", opened)], TrackedRun(tmp_path, "id", "name", {}), lambda text: None)
+    waiting = threading.Thread(target=feeds.wait_until_named, daemon=True)
+    waiting.start()
+    waiting.join(60.0)
+    assert not waiting.is_alive()
+    feeds.close(0)
 
 
 def test_a_tracker_that_does_not_start_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

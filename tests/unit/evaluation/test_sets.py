@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gspo_hpc.cli.main import main
@@ -17,8 +18,9 @@ from gspo_hpc.config import changes
 from gspo_hpc.config.derived import decider, eval_of, has_unseen, rewards_count
 from gspo_hpc.config.loader import from_dict
 from gspo_hpc.config.schema import Config
+from gspo_hpc.data.records import Prompt
 from gspo_hpc.data.rows import load_parts
-from gspo_hpc.data.sources import parts
+from gspo_hpc.data.sources import parts, unseen
 from gspo_hpc.data.sources.selection import find_source
 from gspo_hpc.evaluation import stored
 from gspo_hpc.evaluation.compare import compare
@@ -62,6 +64,16 @@ def test_a_set_is_asked_as_it_says_and_otherwise_as_all_are() -> None:
     assert (hard.samples, hard.temperature, hard.top_p, hard.max_tokens, hard.max_prompts) == (4, 0.8, 1.0, 32, 3)
     assert others == found.eval and has_unseen(found.data)
     assert decider(found, found.data.eval_sets[1]) == "exact_match" and decider(found) == "number_match"
+
+
+def test_as_many_prompts_of_a_set_are_asked_as_it_says() -> None:
+    """Those of no set, whatever their rows call themselves, come first."""
+    named = [("hard", 5), ("elsewhere", 3), (["a"], 3), ("easy", 5)]
+    tokens = np.zeros(1, np.int32)
+    prompts = [Prompt(n, tokens, "", {"data_source": name}) for name, count in named for n in range(count)]
+    found = unseen.by_set(prompts, config(eval={"max_prompts": 4}))
+    assert [(name, len(own)) for name, own in found.items()] == [("", 4), ("easy", 4), ("hard", 3)]
+    assert list(unseen.by_set(prompts[:5], config())) == ["hard"]
 
 
 ONLY = [{"function": "exact_match", "only_named": True}, {"function": "number_match", "weight": 0.5}]

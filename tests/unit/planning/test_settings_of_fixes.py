@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "rollout.engine": "free-form; its arguments are tried one by one",
     "model.path": "another run; models that fit are tried apart",
     "data.sources": "sections of a file, which have no place on a command line",
+    "data.eval_sets": "sections of a file, too; without them nothing would be evaluated",
     "run.seed": "no rule depends on it; an argument of vLLM is said to follow from it",
     "reward.models": "sections of a file, too",
     "reward.functions": "sections of a file, too",
@@ -57,6 +58,14 @@ def test_every_setting_that_a_rule_names_is_tried(name: Any) -> None:
             if key in EXCEPTIONS or key.startswith(("algorithm.", "rollout.engine.")):
                 continue  # the other values of the last two depend on what is given
             assert tried.get(key), f"{name} names {key}, and no value of it is tried: {text}"
+
+
+def test_no_fix_leaves_out_what_is_evaluated_or_trained_on() -> None:
+    """plan offered data.eval_sets=[] where two sets had one name."""
+    twice = [{"name": "hard", "files": "b.jsonl"}] * 2
+    for key in ("sources", "eval_sets"):
+        config = from_dict({"data": {key: twice}})
+        assert f"data.{key}" not in search.Search(config, None, make_plan(config)).values()
 
 
 SHARE = "gpu_memory_utilization"

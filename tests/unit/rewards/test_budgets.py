@@ -312,10 +312,11 @@ def test_a_process_that_begins_later_waits_no_longer(tmp_path: Path) -> None:
     path, limits = spending.file_of(tmp_path, 1), Judges(max_completion_tokens=100)
     path.parent.mkdir()
     old = line('["asked", "a", 5, 80, 0, 1e300]')
-    path.write_bytes(old + b"\n0badc0de [")  # the second was being written
+    second = line(f'["asked", "b", 5, 10, 0, {time.time() + 60}]')
+    path.write_bytes(old + second[:11])  # it was being written
     patience = Patience.from_now(path.parent, SOON.longest)
     assert patience.noted == {path.name: len(old) + 11}
-    path.write_bytes(path.read_bytes() + line(f'["asked", "b", 5, 10, 0, {time.time() + 60}]'))
+    path.write_bytes(old + second)
     one = Spending(spending.file_of(tmp_path, 0), limits, patience)
     assert one.ask(Amount(1, 5, 30), seconds=60.0) is None  # both may use less
     later = dataclasses.replace(patience, begun=patience.begun - SOON.longest - 1)

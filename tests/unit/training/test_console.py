@@ -405,6 +405,10 @@ def test_groups_that_teach_nothing_are_said_once() -> None:
     assert run(1, 5, 5, 5, 6, 6) == [
         "4 ^ in 50% of the groups of the last 4 updates all completions had the same reward, so they teach nothing"
     ]
+    small = {"global_batch_size": 16, "num_generations": 8}
+    assert remarks([record(s, zero_variance_groups=1) for s in range(1, 6)], batch=small)[0].startswith("4 ^ in 50% of")
+    none = remarks([record(s, empty=True, zero_variance_groups=8) for s in range(1, 9)])
+    assert len(none) == 1 and none[0].startswith("1 ^ in every group of this update"), "and no more of it"
     taught = {"teacher": "big", "kl_beta": 1.0}
     rows = [record(s, zero_variance_groups=8) for s in range(1, 9)]
     assert remarks(rows, algorithm=taught, reward={"functions": [{"function": "number_match", "weight": 0}]}) == []
