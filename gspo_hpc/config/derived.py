@@ -371,6 +371,15 @@ def role_of(config: Config, rank: int) -> Role:
     return Role(False, node * training + local, nodes * training, local, training, nodes)
 
 
+def restarts_generators(config: Config) -> bool:
+    """Return whether the ranks that generate start again when one of them is killed, and those that train go on.
+
+    The launcher of one machine does it. Under Slurm, and with reward models, the attempt ends.
+    """
+    apart = config.rollout.mode == "server" and config.cluster.nodes == 1
+    return apart and not config.reward.scored and config.faults.max_engine_restarts > 0
+
+
 def decider(config: Config, source: Rows | None = None) -> str:
     """Return the name of the function that decides: `eval.reward`, by default the first that grades all prompts.
 

@@ -1,4 +1,4 @@
-"""The copy of the newest weights that the owner of an engine keeps, to fill it again if it dies."""
+"""The copy of the newest weights that the owner of an engine, or their sender, keeps to fill an engine that died."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class KeptWeights:
 
     def stream(self, memory: Memory, relay: WeightBroadcast | None = None) -> Iterator[Sequence[Part]]:
         """Yield all parts, in `memory`; `relay` takes them to ranks that keep none."""
-        self.finish()
-        largest = max((copy.numel() for _, copy in self._buckets[: self._filled]), default=0)
+        buckets = self.buckets()
+        largest = max((copy.numel() for _, copy in buckets), default=0)
         memory.reserve(largest)
         if relay is not None:
             relay.announce(largest)
-        for entries, copy in self._buckets[: self._filled]:
+        for entries, copy in buckets:
             if relay is not None:
                 relay.announce_bucket(entries, copy)
             place = memory.allocate(copy.numel()).copy_(copy)  # the ranks of an engine meet in it, the others as well
@@ -69,6 +69,11 @@ class KeptWeights:
             del parts
         if relay is not None:
             relay.end()
+
+    def buckets(self) -> list[tuple[list[Entry], torch.Tensor]]:
+        """Return all buckets, each with what is in it, for a sender who wants to send them again."""
+        self.finish()
+        return self._buckets[: self._filled]
 
     def _wait(self, count: int) -> None:
         """Wait for the first `count` copies that are under way; raise the error of one that failed."""

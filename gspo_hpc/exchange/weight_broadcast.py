@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from gspo_hpc.exchange.kept_weights import KeptWeights
 
 Entry = dict[str, Any]  # what a receiver must know of a part: plain values
+
+
+class Sent(Protocol):
+    """A bucket on its way."""
+
+    def wait(self) -> object:
+        """Return once its memory is free. On a GPU the stream may wait for that instead of the host."""
+        ...
+
+
+class Announced(Protocol):
+    """The end of the senders in a group, or what stands before it."""
+
+    def announce(self, largest: int) -> None:
+        """Tell the receivers the size of the largest bucket."""
+        ...
 
 
 class WeightBroadcast:
@@ -42,11 +58,15 @@ class WeightBroadcast:
         for parts in buckets:
             place = memory.newest
             assert place is not None
-            self.announce_bucket([entry_of(part, place) for part in parts], place)
-            memory.occupy(self._start(place))
+            memory.occupy(self.start([entry_of(part, place) for part in parts], place))
             del place  # else it would keep the memory
         memory.release()
         self.end()
+
+    def start(self, entries: list[Entry], place: torch.Tensor) -> dist.Work:
+        """Begin to send a bucket, which has these parts, and return what sends it."""
+        self.announce_bucket(entries, place)
+        return self._start(place)
 
     def announce_bucket(self, entries: list[Entry], place: torch.Tensor) -> None:
         """Tell the receivers what is in the bucket that comes next, so that they take memory for it."""
@@ -90,6 +110,11 @@ class WeightBroadcast:
         if place.is_cuda:
             torch.cuda.current_stream().synchronize()  # workers of an engine read it, and a thread that keeps it
 
+    def abort(self) -> None:
+        """End what is under way, if that is on a GPU: its kernels would wait for ever for a member that has died."""
+        if self._bulk is not self._host:
+            self._bulk.abort()
+
     def _start(self, place: torch.Tensor) -> dist.Work:
         work: dist.Work = self._bulk.broadcast([place], dist.BroadcastOptions())
         return work
@@ -114,13 +139,13 @@ class SentMemory:
     A bucket that is larger than `half` takes all of it. A rank that sends nothing has one place for all buckets.
     """
 
-    def __init__(self, device: torch.device, half: int, broadcast: WeightBroadcast | None) -> None:
+    def __init__(self, device: torch.device, half: int, broadcast: Announced | None) -> None:
         """`broadcast`: None on a rank that only takes part in gathering."""
         self.newest: torch.Tensor | None = None
         self._half, self._broadcast = half, broadcast
         self._begin = 0  # of the newest place
         self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
-        self._sent: list[tuple[int, int, dist.Work]] = []  # first and last byte, and what sends them
+        self._sent: list[tuple[int, int, Sent]] = []  # first and last byte, and what sends them
 
     def reserve(self, largest: int) -> None:
         """See Memory."""
@@ -140,7 +165,7 @@ class SentMemory:
         self.newest = self._bytes[self._begin : self._begin + size]
         return self.newest
 
-    def occupy(self, sent: dist.Work) -> None:
+    def occupy(self, sent: Sent) -> None:
         """Take note of what sends the newest place. On a GPU the stream waits for it, and not the host."""
         assert self.newest is not None
         self._sent.append((self._begin, self._begin + self.newest.numel(), sent))

@@ -1,9 +1,9 @@
 """Start the ranks of a run on this machine and watch them; run ``eval``, ``try`` and ``export`` in a process.
 
 Every rank leads its own session: the engines and grader processes that it starts can be ended together with it, and a
-Ctrl-C reaches only the launcher, which passes it on. No process is left behind. If a rank dies, the others are ended;
-if the launcher dies, even by SIGKILL, the kernel and a guard process end everything (system/processes.py); if the guard
-was killed too, the next start of the run does.
+Ctrl-C reaches only the launcher, which passes it on. No process is left behind. If a rank that trains dies, the others
+are ended; if only ranks that generate were killed, these start again. If the launcher dies, even by SIGKILL, the kernel
+and a guard process end everything (system/processes.py); if the guard was killed too, the next start of the run does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gspo_hpc.launch import preflight
 from gspo_hpc.launch.checks import check_inputs, check_model, rehearse, require, resolved
 from gspo_hpc.launch.failures import Failure, first_failure
 from gspo_hpc.launch.notify.notices import Notices
-from gspo_hpc.launch.rank_process import RankProcess
+from gspo_hpc.launch.rank_process import GeneratorRestarts, RankProcess, end_all, ending
 from gspo_hpc.models import hub
 from gspo_hpc.runs.directory import Attempt, RunDir, open_locked
 from gspo_hpc.system import environment, processes
@@ -130,7 +130,7 @@ def dry_run(config: Config, *, worker: Sequence[str] = WORKER, grace: float = _G
                 return _failure(blamed, code, log_path(blamed))[0]
             # The log does not stay; what libraries said before an error is no help.
             print(from_traceback(_tail(log_path(blamed))), end="", file=sys.stderr)
-            _say(f"rank {blamed} {_ending(code)}")
+            _say(f"rank {blamed} {ending(code)}")
             return FAILED
         places: list[dict[str, Any]] = read_json(folder / "ranks.json")
     return places
@@ -184,10 +184,7 @@ def try_out(
 
 def _end_all(ranks: Sequence[RankProcess]) -> list[str]:
     """End and reap all ranks; return, and print, what keeps those that do not end: nothing waits for them longer."""
-    for rank in ranks:
-        rank.kill()  # all before the first is waited for
-    deadline = time.monotonic() + _REAP
-    left = [text for rank in ranks if (text := rank.end(deadline)) is not None]
+    left = end_all(ranks, _REAP)
     for text in left:
         _say(text)
     return left
@@ -212,7 +209,7 @@ def _run_ranks(
         return attempt.log_path(number) if number else None  # rank 0 has the terminal
 
     with processes.guarded(run_id, attempt.number):
-        codes, first, left = _run_together(config, [*worker, "train", str(run.path)], shared, log, flag, grace)
+        codes, first, left = _run_together(config, [*worker, "train", str(run.path)], shared, log, flag, grace, attempt)
     if flag.forced:
         return FAILED, "failed", "interrupted twice: ended without saving"
     if first:
@@ -227,9 +224,7 @@ def _run_ranks(
         detail = f"more than faults.restart_above_memory ({config.faults.restart_above_memory:g}) of the memory is used"
         _say(f"{detail}: starting again", attempt.console)
         return RESTART, MEMORY, detail
-    if any(codes):
-        return REQUEUE, "stopped", flag.requested or ""
-    return DONE, "done", ""
+    return (REQUEUE, "stopped", flag.requested or "") if any(codes) else (DONE, "done", "")
 
 
 def _run_together(
@@ -239,10 +234,12 @@ def _run_together(
     log: Callable[[int], Path | None],
     flag: StopFlag,
     grace: float,
+    attempt: Attempt | None = None,
 ) -> tuple[list[int], dict[int, int], list[str]]:
     """Run the command once for each rank until none of its processes is left, or until none of those can be ended.
 
-    Returns what :func:`_watch` returns, and a sentence about each rank that could not be ended.
+    `attempt`: in which ranks that generate may start again; None: they may not. Returns what :func:`_watch` returns,
+    and a sentence about each rank that could not be ended.
     """
     size = config.cluster.gpus_per_node
     hidden = environment.no_gpus() if config.cluster.platform == "cpu" else {}
@@ -252,20 +249,37 @@ def _run_together(
         with socket.create_server(("127.0.0.1", 0), backlog=size) as store:
             port, inherited = store.getsockname()[1], {environment.STORE: str(store.fileno())}
             variables = {**_environment(size, config.cluster.threads_per_rank, port), **hidden, **shared}
+
+            def start(number: int, more: Mapping[str, str]) -> RankProcess:
+                own = {**variables, "RANK": str(number), "LOCAL_RANK": str(number), **more}
+                return RankProcess(number, command, own, log(number), () if number else (store.fileno(),))
+
             for number in range(size):
-                own = variables | {"RANK": str(number), "LOCAL_RANK": str(number)} | ({} if number else inherited)
-                ranks.append(RankProcess(number, command, own, log(number), () if number else (store.fileno(),)))
-        codes, first = _watch(ranks, flag, grace)
+                ranks.append(start(number, {} if number else inherited))
+        again = GeneratorRestarts(config, ranks, start, _REAP)
+
+        def restart(failed: Mapping[int, int]) -> bool:
+            if attempt is None:
+                return False
+            return again.make(_blame(failed, attempt.log_path)[0], failed, lambda text: _say(text, attempt.console))
+
+        codes, first = _watch(ranks, flag, grace, restart)
     finally:
         left = _end_all(ranks)
     return codes, first, left
 
 
-def _watch(ranks: Sequence[RankProcess], flag: StopFlag, grace: float) -> tuple[list[int], dict[int, int]]:
+def _watch(
+    ranks: Sequence[RankProcess],
+    flag: StopFlag,
+    grace: float,
+    restart: Callable[[Mapping[int, int]], bool] = lambda failed: False,
+) -> tuple[list[int], dict[int, int]]:
     """Wait until every rank has ended, or must be killed; return the exit codes, and by rank those of first failures.
 
     A stop is passed on to the ranks, which take the time they need to save. After a failure the other ranks cannot go
-    on: they get SIGTERM, and the caller kills those that are left `grace` seconds later.
+    on: they get SIGTERM, and the caller kills those that are left `grace` seconds later; unless `restart`, which gets
+    the first failures, returns True.
     """
     forwarded = False
     failed_at: float | None = None
@@ -286,6 +300,9 @@ def _watch(ranks: Sequence[RankProcess], flag: StopFlag, grace: float) -> tuple[
             seconds = time.monotonic() - failed_at
             if not first and (seconds > _SETTLE or len(ended) == len(ranks)):
                 first = {number: code for number, code in bad.items() if code is not None}
+                if not flag.requested and restart(first):
+                    first, failed_at = {}, None
+                    continue
                 _send(ranks, codes, signal.SIGTERM)
             if seconds > _SETTLE + grace:
                 return ended, first
@@ -309,7 +326,7 @@ def _run_alone(command: Sequence[str]) -> int:
         _say(f"stopped by {flag.requested}")
         return FAILED
     if code < 0:
-        _say(f"the worker {_ending(code)}")
+        _say(f"the worker {ending(code)}")
     return code if code in (DONE, REFUSED, REQUEUE) else FAILED
 
 
@@ -357,17 +374,9 @@ def _failure(rank: int, code: int, log: Path, console: Path | None = None) -> tu
         if error:
             _say(error, console)
         return REFUSED, "refused", error
-    detail = f"rank {rank} {_ending(code)}" + (f": {error}" if error else "")
+    detail = f"rank {rank} {ending(code)}" + (f": {error}" if error else "")
     _say(detail + (f"  (log: {log})" if log.exists() else ""), console)
     return FAILED, "failed", detail
-
-
-def _ending(code: int) -> str:
-    """Return how a process ended that has this exit code, or that a signal of this number (negated) ended."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    hint = " (by hand, or because memory ran out)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
 def _last_error(log: Path) -> str:

@@ -1,15 +1,18 @@
-"""The process of one rank on this machine."""
+"""The processes of the ranks on this machine, and restarts of those that generate."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gspo_hpc.config.derived import restarts_generators, role_of
+from gspo_hpc.config.schema import Config
 from gspo_hpc.system import environment, processes
 from gspo_hpc.system.files import open_log
 from gspo_hpc.system.signals import signals_default_in_children
@@ -67,3 +70,69 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return f"rank {self.number}: {processes.immortal(self._process.pid)}"
         return None
+
+
+def end_all(ranks: Sequence[RankProcess], seconds: float) -> list[str]:
+    """End and reap all ranks within so many seconds; return what keeps those that do not end."""
+    for rank in ranks:
+        rank.kill()  # all before the first is waited for
+    deadline = time.monotonic() + seconds
+    return [text for rank in ranks if (text := rank.end(deadline)) is not None]
+
+
+def ending(code: int) -> str:
+    """Return how a process ended that has this exit code, or that a signal of this number (negated) ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (by hand, or because memory ran out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+class GeneratorRestarts:
+    """Restarts of the ranks that generate, when one of them was killed. Those that train only lose time.
+
+    All of them start again, because those that are left may wait for the lost one in a collective. They are given how
+    often that has happened and why; the ranks that train give them their weights and their work (training.serving).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: list[RankProcess],
+        start: Callable[[int, Mapping[str, str]], RankProcess],
+        seconds: float,
+    ) -> None:
+        """Take all ranks, which :meth:`make` changes, and `start`, which starts a rank with these further variables.
+
+        `seconds`: in which a rank must end on SIGKILL.
+        """
+        self._config, self._ranks, self._start, self._seconds = config, ranks, start, seconds
+        self._deaths: list[str] = []
+
+    def make(self, blamed: int, failed: Mapping[int, int], say: Callable[[str], None]) -> bool:
+        """Start the ranks that generate again if only such ranks have failed, and the first of them was killed.
+
+        `failed` has exit codes, and `say` is told what is done. Return False, with nothing done, if there is another
+        failure, or one too many: an error that a rank reports would come again. Where a rank that trains has ended, the
+        attempt is at its end.
+        """
+        config, limit = self._config, self._config.faults.max_engine_restarts
+        generating = [one for one in self._ranks if role_of(config, one.number).generates]
+        others = [one for one in self._ranks if one not in generating]
+        possible = restarts_generators(config) and failed.keys() <= {one.number for one in generating}
+        if not possible or failed[blamed] >= 0 or any(one.exit_code() is not None for one in others):
+            return False
+        death = f"rank {blamed}, which generates, {ending(failed[blamed])}"
+        if len(self._deaths) == limit:
+            say(f"{death}, after {limit} such deaths: it is not started again (faults.max_engine_restarts {limit})")
+            return False
+        if end_all(generating, self._seconds):
+            return False
+        self._deaths.append(death)
+        what = "it starts" if len(generating) == 1 else f"all {len(generating)} ranks that generate start"
+        say(f"{death}: {what} again, restart {len(self._deaths)} of at most {limit}, and training goes on")
+        for place, one in enumerate(self._ranks):
+            if one in generating:
+                told = {environment.GENERATOR_DEATHS: json.dumps(self._deaths)}
+                self._ranks[place] = self._start(one.number, told)
+        return True

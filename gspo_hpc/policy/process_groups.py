@@ -25,6 +25,7 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from gspo_hpc.config.derived import deterministic_kernels, role_of
 from gspo_hpc.config.schema import Config
 from gspo_hpc.exchange.exchange import Exchange, Replicas
+from gspo_hpc.exchange.generator_starts import own_keys
 from gspo_hpc.exchange.transport import Transport, gather_unordered
 from gspo_hpc.ops.weight_parts import Fingerprint
 from gspo_hpc.policy import compat
@@ -234,7 +235,7 @@ def _join(
         with waiting():  # for ranks that start later, or import from a slower disk
             joined = _rendezvous(control, timeout, always=server)
             if server:
-                role, job_store = role_of(config, joined["rank"]), joined["store"]
+                role, job_store = role_of(config, joined["rank"]), own_keys(joined["store"])
                 store = dist.PrefixStore("generate" if role.generates else "train", job_store)
                 joined = {"store": store, "rank": role.index, "world_size": role.count}
             dist.init_process_group(backend=backend, **joined, timeout=timeout, device_id=device)
@@ -292,8 +293,7 @@ def _rendezvous(control: Meeting | None, timeout: datetime.timedelta, *, always:
         control.publish_store(port, secret)
     else:
         host, port, secret = control.wait_for_store(timeout.total_seconds())
-    # The store owns the listener from here on.
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # which owns the listener from here on
         host, port, world_size, listener is not None, timeout, wait_for_workers=False, master_listen_fd=listener
     )
     return {"store": dist.PrefixStore(secret, store), "rank": rank, "world_size": world_size}

@@ -19,6 +19,7 @@ CONTROL = "GSPO_HPC_CONTROL"  # HOST:PORT of the process that watches this rank
 CONTROL_TOKEN = "GSPO_HPC_CONTROL_TOKEN"  # secret that opens a connection to it
 STORE = "GSPO_HPC_STORE"  # descriptor of the socket that listens at MASTER_PORT, which rank 0 of a launcher inherits
 CODE = "GSPO_HPC_CODE"  # archive of the package and of a user's own files that were submitted
+GENERATOR_DEATHS = "GSPO_HPC_GENERATOR_DEATHS"  # JSON list, of ranks that generate: why those before were ended
 ENGINE = "GSPO_HPC_ENGINE"  # random token in the processes of one engine, to find them all
 ENGINE_OWNER = "GSPO_HPC_ENGINE_OWNER"  # process id of the rank that owns an engine
 JOB_BEGAN = "GSPO_HPC_JOB_BEGAN"  # when the batch script of a Slurm job began, in seconds since the epoch

@@ -54,12 +54,12 @@ def start(arguments: list[str], log: Path, **variables: str) -> subprocess.Popen
     return subprocess.Popen(arguments, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True, env=own)
 
 
-def planted(what: str, note: Path, rank: int = 1) -> dict[str, str]:
-    """Variables with which a rank has this planted (tests/run/planted); a fault makes the file `note`."""
+def planted(what: str, note: Path, rank: int = 1, *more: int) -> dict[str, str]:
+    """Variables with which ranks have this planted (tests/run/planted); a fault makes the file `note`."""
     assert (PLANTED / "sitecustomize.py").exists()
     found_first = os.pathsep.join([str(PLANTED), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     names = {"PYTHONPATH": found_first, "GSPO_HPC_TEST_PLANTED": what, "GSPO_HPC_TEST_PLANTED_NOTE": str(note)}
-    return names | {"GSPO_HPC_TEST_PLANTED_RANK": str(rank)}
+    return names | {"GSPO_HPC_TEST_PLANTED_RANK": ",".join(map(str, (rank, *more)))}
 
 
 def environment() -> dict[str, str]:

@@ -23,6 +23,7 @@ from gspo_hpc.config.derived import (
     engines_per_node,
     offloaded_parts,
     reference_is_base,
+    restarts_generators,
     teacher_config,
     trains_adapters,
 )
@@ -299,22 +300,19 @@ def teacher_weights(config: Config, stage: int) -> int:
 
 def _of_engines(arch: Architecture, config: Config, engine: int, sleep_level: int) -> dict[str, int]:
     """Return the host memory of a node's engines."""
-    found, weights = {}, engine * engine_gpus_per_node(config)
+    found = dict[str, int]()
+    weights, engines = engine * engine_gpus_per_node(config), engines_per_node(config)
     if config.cluster.platform == "cpu":
-        found["engine_weights"] = weights
-        found["kv_cache"] = int(config.rollout.kv_cache_gb * GIB) * engines_per_node(config)
+        found |= {"engine_weights": weights, "kv_cache": int(config.rollout.kv_cache_gb * GIB) * engines}
     elif config.rollout.mode == "colocate":
         found["engine_weights_asleep"] = weights * (sleep_level == 1)
-    if config.rollout.mode == "server":  # the owner of each engine keeps all that was sent, to fill it if it dies
-        found["weights_kept_for_engines"] = parameters(arch) * _item(config) * engines_per_node(config)
+    if config.rollout.mode == "server":
+        found["weights_kept_for_engines"] = parameters(arch) * _item(config) * (engines + restarts_generators(config))
     return found
 
 
 def least(found: dict[str, int]) -> int:
-    """Return the bytes that a run needs for certain.
-
-    What processes take for themselves is not, nor choices of experts, for which completions may be shorter.
-    """
+    """Return the bytes that are certain: not what processes take, nor choices of experts, which may be fewer."""
     return sum(size for name, size in found.items() if name not in ("processes", *REPLAYED))
 
 

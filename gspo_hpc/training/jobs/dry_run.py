@@ -31,7 +31,7 @@ from gspo_hpc.policy.process_groups import (
 )
 from gspo_hpc.system import environment
 from gspo_hpc.system.files import read_json, write_json
-from gspo_hpc.training.serving.link import weight_broadcast
+from gspo_hpc.training.serving.connection import weight_broadcast
 
 PLACES = "ranks.json"
 _BYTES = 64  # that are sent in the group of weights

@@ -54,22 +54,26 @@ class Commands:
 
         `look` is called between two looks at the store.
         """
-        while (found := self._find(f"answer/{number}")) is None:
+        while (found := self.find_answer(number)) is None:
             look()
             time.sleep(POLL_SECONDS)
         for name in ("command", "answer", "read", "more"):  # it was read before it was answered
             self._store.delete_key(f"{name}/{number}")
         return found
 
+    def find_answer(self, number: int) -> Values | None:
+        """Return the answer to a command; None if it is not there."""
+        return self._find(f"answer/{number}")
+
     def acknowledge(self, number: int) -> None:
         """Say that a command was read, after all before it were carried out."""
         self._store.set(f"read/{number}", "{}")
 
-    def wait_until_read(self, number: int) -> Values:
-        """Return once a command was read; what is returned is empty."""
-        while (found := self._find(f"read/{number}")) is None:
+    def wait_until_read(self, number: int, look: Callable[[], None]) -> None:
+        """Return once a command was read; `look` is called between two looks at the store."""
+        while self._find(f"read/{number}") is None:
+            look()
             time.sleep(POLL_SECONDS)
-        return found
 
     def tell(self, number: int, values: Mapping[str, Any]) -> None:
         """Add to a command what was not known when it was written."""

@@ -24,6 +24,7 @@ from gspo_hpc.data.carried import Enough, Place
 from gspo_hpc.data.records import Floats
 from gspo_hpc.engine import transfer
 from gspo_hpc.engine.engine import Engine, EngineDied, Sampling
+from gspo_hpc.exchange import generator_starts
 from gspo_hpc.exchange.kept_weights import KeptWeights
 from gspo_hpc.exchange.peers import engine_peers, engine_place
 from gspo_hpc.exchange.transport import gather_unordered
@@ -47,8 +48,8 @@ from gspo_hpc.training.sampling import carrying
 from gspo_hpc.training.sampling.judged import signal_of
 from gspo_hpc.training.serving import scored_calls
 from gspo_hpc.training.serving.commands import EXPLAIN, GENERATE, WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.connection import weight_broadcast
 from gspo_hpc.training.serving.engines import sizes
-from gspo_hpc.training.serving.link import weight_broadcast
 
 _NO_CAUSE = (
     "unknown: engines that were checked with the same weights agreed, and one that was started again in a rollout does "
@@ -63,8 +64,9 @@ class WeightsDiffer(RuntimeError):
 class EngineFiller:
     """The weights of this rank's engine: received from the ranks that train, kept, and given to it again."""
 
-    def __init__(self, config: Config, ranks: Ranks, broadcast: WeightBroadcast) -> None:
-        self._config, self._ranks, self._broadcast = config, ranks, broadcast
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        self._config, self._ranks = config, ranks
+        self._broadcast: WeightBroadcast | None = None  # once there are weights to come
         self._kept = KeptWeights()
         self._place = engine_place(config, ranks.local_rank)  # among the ranks on the engine's GPUs; 0 owns it
         self._relay = self._make_relay()
@@ -85,13 +87,13 @@ class EngineFiller:
 
     def receive(self, engine: Engine | None) -> tuple[str, EngineDied | None]:
         """Receive all weights and fill `engine`; return their fingerprint, and how it died, if it did. Collective."""
-        ranks = self._ranks
+        ranks, broadcast = self._ranks, self._meet()
         fingerprint = Fingerprint(ranks.rank, ranks.world_size)  # every rank has all parts, and hashes its share
         self._kept.begin()
         keep = self._kept if self._place == 0 else None
 
         def stream(memory: Memory) -> Iterator[Sequence[Part]]:
-            for parts in self._broadcast.stream(memory, keep):
+            for parts in broadcast.stream(memory, keep):
                 for part in parts:
                     fingerprint.add(part)
                 yield parts
@@ -163,6 +165,13 @@ class EngineFiller:
                 pass
         return None
 
+    def _meet(self) -> WeightBroadcast:
+        """Return the group in which weights come, made with the first of them. Collective."""
+        if self._broadcast is None:
+            ranks = self._ranks
+            self._broadcast = weight_broadcast(self._config, ranks, ranks.rank + 1, ranks.world_size + 1)
+        return self._broadcast
+
     def _make_relay(self) -> WeightBroadcast | None:
         """Return the group of the ranks on an engine's GPUs, whose owner alone keeps weights; None if it is alone."""
         size, ranks = self._config.rollout.tensor_parallel_size, self._ranks
@@ -195,9 +204,7 @@ class GeneratorJob:
         self._short: list[str] = []  # why the ranks that train are to stop: this node's memory runs out
         self._memory = MemoryWatch(config, self._short.append, print) if alone else None
         self._commands = Commands(ranks.job_store)
-        self._filler = EngineFiller(
-            config, ranks, weight_broadcast(config, ranks, ranks.rank + 1, ranks.world_size + 1)
-        )
+        self._filler = EngineFiller(config, ranks)
         self._worker: RolloutWorker | None = None
         self._announced = 0  # the number of the newest command to take weights in the middle of a call
         self._next_look = 0.0
@@ -216,6 +223,7 @@ class GeneratorJob:
             has_signal=signal_of(self._config),
             in_flight=self if self._config.rollout.in_flight_updates else None,
         )
+        self._announce()
         mark("ready")
         while True:
             number, command = self._next()
@@ -229,6 +237,15 @@ class GeneratorJob:
                 self._ranks.exchange.transport.barrier()  # nobody looks into the store any more, which now ends
                 self._answer(number, {})
                 return str(command["outcome"])
+
+    def _announce(self) -> None:
+        """Tell training rank 0 that engines are up, and why, if these ranks have been started again."""
+        deaths = generator_starts.own_deaths()
+        if deaths and self._ranks.rank == 0:
+            assert self._ranks.job_store is not None
+            limit = self._config.faults.max_engine_restarts
+            print(f"engine died ({deaths[-1]}); restart {len(deaths)} of at most {limit}", flush=True)
+            generator_starts.announce(self._ranks.job_store)
 
     def have_come(self) -> bool:
         """See InFlightWeights: a command to take weights waits behind the call of generation that is at work."""
@@ -271,7 +288,7 @@ class GeneratorJob:
         sent = self._from_rank_0(lambda: self._commands.hear(number))["fingerprint"]
         if self._ranks.rank == 0 and sent != fingerprint:
             raise WeightsDiffer(f"weights with the fingerprint {sent} were sent, and {fingerprint} arrived")
-        with filler.asking(lambda: self._pair_scores(number)):
+        with filler.asking(lambda: self._pair_scores(number)) if command["explains"] else contextlib.nullcontext():
             death = filler.check(worker.engine, death)
             while any_rank(death is not None, self._ranks.device):
                 if death is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch.distributed as dist
 
 from gspo_hpc.config.constants import TRANSFER_BUCKET_BYTES
-from gspo_hpc.exchange.weight_broadcast import SentMemory, WeightBroadcast
+from gspo_hpc.exchange.weight_broadcast import SentMemory
 from gspo_hpc.ops.weight_parts import Fingerprint, Part
 from gspo_hpc.policy import offload
 from gspo_hpc.policy.policy import Policy
@@ -17,7 +17,8 @@ from gspo_hpc.training.agreement.explain import ask_trainer
 from gspo_hpc.training.agreement.gap import Baseline, Gap
 from gspo_hpc.training.agreement.scoring import rounding_gap, score
 from gspo_hpc.training.probe import Trainer
-from gspo_hpc.training.serving.commands import EXPLAIN, WEIGHTS, Commands, Values
+from gspo_hpc.training.serving.commands import EXPLAIN, Values
+from gspo_hpc.training.serving.connection import Connection
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.sync import Synced
 from gspo_hpc.training.telemetry.step_clock import StepClock
@@ -31,22 +32,25 @@ class RemoteWeights:
         policy: Policy,
         sequences: Sequence[Sequence[int]],
         engines: RemoteEngines,
-        commands: Commands,
-        broadcast: WeightBroadcast | None,
+        connection: Connection | None,
         clock: StepClock,
         baseline: Baseline,
     ) -> None:
-        """`sequences` are those of the probe; rank 0 alone has a `broadcast`."""
+        """`sequences` are those of the probe; rank 0 alone has a `connection`."""
         self.newest: Synced | None = None
         self._policy, self._sequences, self._engines = policy, sequences, engines
-        self._commands, self._broadcast, self._clock, self._baseline = commands, broadcast, clock, baseline
+        self._connection, self._clock, self._baseline = connection, clock, baseline
         self._version, self._sent_version = 0, -1
         device = policy.ranks.device
-        self._memory = SentMemory(device, TRANSFER_BUCKET_BYTES[device.type], broadcast)
+        self._memory = SentMemory(device, TRANSFER_BUCKET_BYTES[device.type], connection)
 
     def mark_updated(self) -> None:
-        """Note that an update has changed the policy's weights."""
+        """Note that an update has changed the policy's weights.
+
+        Engines that have started again during the update are filled here, and go on with what they had to do.
+        """
         self._version += 1
+        self._engines.look_after()
 
     def sleep(self, level: int | None = None) -> None:
         """Do nothing: engines do not use the memory of these GPUs."""
@@ -80,21 +84,26 @@ class RemoteWeights:
         rounding = rounding_gap(self._policy, self._sequences, ours, self._clock.monitor)
         trainer = Trainer(ours, rounding, self._policy.expert_sums(), self._policy.constants())
         first = self._baseline.probe
-        number = 0
-        if self._broadcast is not None:
-            values = {
-                "version": version,
-                "sequences": [list(map(int, tokens)) for tokens in self._sequences],
-                "trainer": trainer.values(),
-                "first": None if first is None else asdict(first),
-            }
-            number = self._commands.post(WEIGHTS, values)
-        self._engines.from_rank_0(lambda: self._commands.wait_until_read(number))  # engines may still start
+        values = {
+            "version": version,
+            "sequences": [list(map(int, tokens)) for tokens in self._sequences],
+            "trainer": trainer.values(),
+            "first": None if first is None else asdict(first),
+            "explains": True,
+        }
+
+        def offer() -> Values:
+            assert self._connection is not None
+            self._connection.offer(values)
+            return {}
+
+        self._engines.from_rank_0(lambda: self._engines.persist(offer))
         fingerprint = self._stream()
 
         def answer() -> Values:
-            self._commands.tell(number, {"fingerprint": fingerprint})
-            return self._commands.wait_for_answer(number, lambda: None)
+            assert self._connection is not None
+            self._connection.note_sent(values, fingerprint)
+            return self._engines.persist(self._connection.confirm)
 
         found = self._engines.from_rank_0(answer)
         if found["asks"]:
@@ -108,7 +117,9 @@ class RemoteWeights:
         pairs = ask_trainer(self._policy, self._sequences, self._clock.monitor)
 
         def wait() -> Values:  # for the end of the attempt
-            return self._commands.wait_for_answer(self._commands.post(EXPLAIN, pairs.values()), lambda: None)
+            assert self._connection is not None
+            commands = self._connection.commands
+            return commands.wait_for_answer(commands.post(EXPLAIN, pairs.values()), self._connection.check)
 
         self._engines.from_rank_0(wait)
 
@@ -123,12 +134,12 @@ class RemoteWeights:
                     fingerprint.add(part)
                 yield parts
 
-        if self._broadcast is None:
+        if self._connection is None:
             for _ in buckets():
                 pass
             self._memory.release()
         else:
-            self._broadcast.send(buckets(), self._memory)
+            self._connection.send(buckets(), self._memory)
         values = fingerprint.values()
         if ranks.world_size > 1:
             dist.reduce(values, 0)

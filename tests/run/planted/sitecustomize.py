@@ -1,6 +1,7 @@
 """Plants what GSPO_HPC_TEST_PLANTED names in one rank. Python imports this at its start.
 
-The rank is GSPO_HPC_TEST_PLANTED_RANK, or 1. Several names are joined by a comma. Faults happen in the first attempt:
+The rank is GSPO_HPC_TEST_PLANTED_RANK, or 1; several are joined by commas, as names are. Faults happen in the first
+attempt:
 
 "error": rank 1 fails, and its process groups never end. On gloo groups end at once; NCCL waits for kernels that the
 other ranks never join. Here the store of the job is asked for what nobody ever tells.
@@ -15,8 +16,11 @@ other ranks never join. Here the store of the job is asked for what nobody ever 
 
 "scored": a rank is killed once the first group of rollout 0 is on disk with its scores of reward models.
 
-When one happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made. An order of events, which the clock decides otherwise,
-is that of every attempt:
+"deaths": of ranks that generate, each once: the engine of the first that finishes a group of rollout 1 is killed, then
+the first that finishes one of rollout 2, and the first of these ranks once rollout 2 is sampled.
+
+When one happens, the file GSPO_HPC_TEST_PLANTED_NOTE is made; for "deaths" one for each, with its name
+appended. An order of events, which the clock decides otherwise, is that of every attempt:
 
 "middle": engines of a rank that generates go on with a rollout once newer weights have come, after three groups.
 
@@ -145,11 +149,52 @@ def answering_late(generation: Any) -> None:
     generation.Generation.run, Conversations._go_on = run_with, go_on_with
 
 
+def first(name: str) -> bool:
+    """Return True for one process alone, to which this then happens."""
+    try:
+        os.close(os.open(f"{os.environ['GSPO_HPC_TEST_PLANTED_NOTE']}-{name}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def dying_generators(generators: Any) -> None:
+    """Change the module of the ranks that generate."""
+    append, generate = generators.journal.Journal.append, generators.GeneratorJob._generate
+    wait = generators.GeneratorJob._next
+    sampled: list[int] = []
+
+    def append_and_die(self: Any, groups: Any) -> None:
+        import psutil
+
+        append(self, groups)
+        if self._rollout == 1 and first("engine"):
+            for one in psutil.Process().children():
+                if "gspo_hpc.engine.host" in one.cmdline():
+                    one.kill()
+        if self._rollout == 2 and first("in-rollout"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def generate_and_tell(self: Any, worker: Any, command: Any) -> Any:
+        sampled.append(command["rollout"])
+        return generate(self, worker, command)
+
+    def die_or_wait(self: Any) -> Any:
+        if sampled[-1:] == [2] and self._ranks.rank == 0 and first("between"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wait(self)
+
+    generators.journal.Journal.append = append_and_die
+    generators.GeneratorJob._generate = generate_and_tell
+    generators.GeneratorJob._next = die_or_wait
+
+
 PLANTED = {
     "error": ("gspo_hpc.training.jobs.train", failing),
     "exchange": ("gspo_hpc.checkpoint.shared_optimizer", dying),
     "stale": ("gspo_hpc.engine.engine", hiding),
     "kept": ("gspo_hpc.engine.engine", keeping),
+    "deaths": ("gspo_hpc.training.serving.generators", dying_generators),
     "keys": ("gspo_hpc.training.serving.generators", wrong_keys),
     "scored": ("gspo_hpc.runs.journal", dying_scored),
     "middle": ("gspo_hpc.rollout.generation", waiting_for_weights),
@@ -186,7 +231,8 @@ class Finder:
 
 
 rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
-if rank == os.environ.get("GSPO_HPC_TEST_PLANTED_RANK", "1") and "gspo_hpc.training.worker" in sys.orig_argv:
-    first = os.environ.get("GSPO_HPC_ATTEMPT") == "1"
-    names = [name for name in os.environ["GSPO_HPC_TEST_PLANTED"].split(",") if first or name in ORDERS]
+ranks = os.environ.get("GSPO_HPC_TEST_PLANTED_RANK", "1").split(",")
+if rank in ranks and "gspo_hpc.training.worker" in sys.orig_argv:
+    in_first = os.environ.get("GSPO_HPC_ATTEMPT") == "1"
+    names = [name for name in os.environ["GSPO_HPC_TEST_PLANTED"].split(",") if in_first or name in ORDERS]
     sys.meta_path.insert(0, Finder(names))  # type: ignore[arg-type]

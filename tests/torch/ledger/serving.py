@@ -33,7 +33,7 @@ from gspo_hpc.training import bringup, loop
 from gspo_hpc.training.agreement.gap import Baseline
 from gspo_hpc.training.observers.base import Observers
 from gspo_hpc.training.progress import Progress
-from gspo_hpc.training.serving import commands, generators, link, weights
+from gspo_hpc.training.serving import commands, connection, generators, link, weights
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.sampler import RemoteSampler
 from tests.torch.ledger import parts, runs
@@ -258,11 +258,12 @@ class Both:
         monkeypatch.setattr(bringup, "_topology", lambda config, ranks: NodeTopology(ranks.local_rank, count, 1))
         replaced: dict[Any, dict[str, Any]] = {
             commands: {"time": SimpleNamespace(sleep=nap)},
-            link: {
+            connection: {
                 "role_of": lambda *unused: SimpleNamespace(count=count),
                 "weight_broadcast": broadcast,
-                "RemoteEngines": Engines,
+                "KeptWeights": Kept,
             },
+            link: {"RemoteEngines": Engines},
             weights: {
                 "SentMemory": Sent,
                 "TRANSFER_BUCKET_BYTES": {"cuda": weights.TRANSFER_BUCKET_BYTES["cuda"]},

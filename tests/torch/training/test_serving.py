@@ -22,8 +22,9 @@ from gspo_hpc.policy.process_groups import Ranks
 from gspo_hpc.rollout.generation import Request
 from gspo_hpc.system.signals import MEMORY, StopFlag
 from gspo_hpc.training.probe import Trainer
-from gspo_hpc.training.serving import link
+from gspo_hpc.training.serving import connection
 from gspo_hpc.training.serving.commands import GENERATE, WEIGHTS, Commands
+from gspo_hpc.training.serving.connection import Connection
 from gspo_hpc.training.serving.engines import RemoteEngines
 from gspo_hpc.training.serving.generators import EngineFiller
 
@@ -37,7 +38,8 @@ def only_rank(store: dist.Store) -> Ranks:
 
 def engines(store: dist.Store, folder: Path, flag: StopFlag) -> tuple[RemoteEngines, Any]:
     """The training rank's end, with a call of generation that is not answered yet."""
-    made = RemoteEngines(from_dict(SERVER), only_rank(store), Commands(store), folder, flag)
+    config, ranks = from_dict(SERVER), only_rank(store)
+    made = RemoteEngines(config, ranks, Connection(config, ranks), folder, flag)
     return made, made.start(Request([], {}, 1, Sampling(), 1), folder / "000001", "w0")
 
 
@@ -50,7 +52,7 @@ def test_nothing_of_a_command_that_was_answered_stays_in_the_store() -> None:
         assert asked.wait() == (number, {"kind": kind, "sequences": [[1, 2]]})
         if kind == WEIGHTS:
             asked.acknowledge(number)
-            asking.wait_until_read(number)
+            asking.wait_until_read(number, lambda: None)
             asking.tell(number, {"fingerprint": "w0"})
             assert asked.hear(number) == {"fingerprint": "w0"}
         asked.answer(number, {"stopped": False})
@@ -64,10 +66,10 @@ def test_engines_finish_what_they_sample_where_there_is_time(reason: str, stops:
     store, flag = dist.HashStore(), StopFlag()
     remote, call = engines(store, tmp_path, flag)
     flag.request(reason)
-    look = remote._looker(call, lambda groups, failures: None)
+    assert remote._connection is not None
+    look = remote._looker(remote._connection, call, lambda groups, failures: None)
     look()
-    assert remote._notices is not None
-    assert remote._notices.has(f"generate/{call.count}/stop") == stops
+    assert remote._connection.notices.has(f"generate/{call.count}/stop") == stops
 
 
 def test_the_memory_of_a_generating_node_stops_the_run_once_the_answer_is_there(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ class Agreeing:
 
 def test_the_gap_of_a_sync_is_the_largest_of_all_engines_also_of_those_checked_before_one_was_filled_again() -> None:
     config = from_dict(SERVER | {"model": {"dtype": "float32"}})
-    filler = EngineFiller(config, only_rank(dist.HashStore()), broadcast=None)  # type: ignore[arg-type]
+    filler = EngineFiller(config, only_rank(dist.HashStore()))
     command = {"sequences": [[1, 2, 3]], "first": None}
     command["trainer"] = Trainer([np.array([-1.0, -1.0])]).values()
     for first, then, largest in ((2e-5, 1e-5, 2e-5), (1e-5, 2e-5, 2e-5), (0.0, 1e-5, 1e-5)):
@@ -117,9 +119,11 @@ def test_the_gap_of_a_sync_is_the_largest_of_all_engines_also_of_those_checked_b
 @pytest.mark.parametrize(("platform", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
 def test_weights_travel_between_gpus_by_nccl(platform: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(link, "WeightBroadcast", lambda store, *more: made.append(more))
+    monkeypatch.setattr(connection, "WeightBroadcast", lambda store, *more: made.append(more))
     ranks = only_rank(dist.HashStore())
-    link.weight_broadcast(from_dict(SERVER | {"cluster": {"platform": platform, "gpus_per_node": 2}}), ranks, 1, 3)
+    connection.weight_broadcast(
+        from_dict(SERVER | {"cluster": {"platform": platform, "gpus_per_node": 2}}), ranks, 1, 3
+    )
     assert made == [(1, 3, backend, ranks.timeout)]
 
 
