@@ -309,6 +309,8 @@ class Faults(Section):
         "Part of a node's memory, or of the job's memory limit, above which the run saves after a step and starts "
         "again in the same allocation; by default it does not.",
     )
-    max_engine_restarts: CountFrom0 = key(3, "Restarts of engines that are allowed in one attempt.")
+    max_engine_restarts: CountFrom0 = key(
+        3, "Restarts of engines that are allowed in one attempt; of ranks that generate, too."
+    )
     engine_timeout: Positive = key(300.0, "Seconds without a token after which an engine that has work counts as hung.")
     max_skipped_steps: CountFrom0 = key(5, "Steps in a row that are allowed to have a gradient that is not finite.")
