@@ -240,6 +240,19 @@ def test_good_sets_break_no_rule_of_data() -> None:
     assert not [one for one in found if type(one.rule).__name__ == "DataRule"]
 
 
+def test_an_answer_may_be_as_long_as_in_training() -> None:
+    most = Config().rollout.max_response_length
+    for tokens in (most, most + 1):
+        broken = make_plan(config([SETS[1] | {"max_tokens": tokens}])).broken
+        assert any(one.rule == "answers_fit_engines" for one in broken) == (tokens > most)
+
+
+def test_only_files_of_training_are_trained_on() -> None:
+    sources = [{"name": "a", "files": "a.jsonl", "eval": "b.jsonl"}]
+    found = config(data={"sources": sources, "eval": "c.jsonl", "eval_sets": SETS}).data
+    assert [part.key for part in parts.every(found) if part.trains] == ["data.sources[0].files"]
+
+
 def test_sets_stay_the_same_between_attempts() -> None:
     """They are evaluated on, and a run's curve is of one set of prompts; so is its way to ask."""
     other = config([SETS[0] | {"samples": 3}, SETS[1]])

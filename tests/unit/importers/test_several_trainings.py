@@ -190,6 +190,7 @@ def test_a_command_that_only_names_the_file_of_the_run_is_told(command: str, bes
         "uv run --with trl train_grpo.py",
         "coverage run train_grpo.py",
         "python -m pdb train_grpo.py",
+        "python -m coverage run train_grpo.py",
         "python3.11 -u -m cProfile -o x train_grpo.py",
         "python -mtorch.distributed.run train_grpo.py",
         "torchrun train_grpo.py",
