@@ -34,6 +34,7 @@ THREADS = {
     "system/control.py": NONE,
     "system/signals.py": NONE,
     "trackers/sync.py": NONE,
+    "training/serving/connection.py": ITS_OWN,
     "training/telemetry/accelerator.py": NVML,
     "training/worker.py": NONE,
 }
