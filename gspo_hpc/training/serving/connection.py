@@ -194,6 +194,11 @@ class Connection:
 
         def meet() -> None:  # for ever, if one of the others has died since it read the command
             try:
+                _choose_gpu(self._ranks.device)
+            except Exception as error:
+                made.append(error)
+                return
+            try:
                 with _errors_end_no_process():
                     made.append(weight_broadcast(self._config, own, 0, members))
             except RuntimeError as error:  # one of them has died: those that start again are waited for
@@ -218,6 +223,12 @@ class Connection:
         if self._broadcast is not None:
             with contextlib.suppress(RuntimeError):  # of a group that has ended by itself
                 self._broadcast.abort()
+
+
+def _choose_gpu(device: torch.device) -> None:
+    """Choose a rank's GPU in a new thread, which has the node's first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager

@@ -262,6 +262,7 @@ class Both:
                 "role_of": lambda *unused: SimpleNamespace(count=count),
                 "weight_broadcast": broadcast,
                 "KeptWeights": Kept,
+                "_choose_gpu": lambda device: None,  # there is none
             },
             link: {"RemoteEngines": Engines},
             weights: {
