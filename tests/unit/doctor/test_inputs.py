@@ -246,7 +246,7 @@ def test_the_memory_of_a_node_is_what_the_plan_says(path: Path, tmp_path: Path) 
 
 
 def test_engines_and_references_on_a_cpu_are_counted(model: Path, rows: Path) -> None:
-    """In bytes of a parameter: two copies of the weights for a KL term, one for an engine on a GPU of its own."""
+    """In bytes of a parameter: two copies of the weights for a KL term, two for an engine on a GPU of its own."""
 
     def host(*overrides: str) -> int:
         found = doctor_sizes.of(given_config(model, rows, "model.dtype=float32", *overrides))
@@ -257,9 +257,11 @@ def test_engines_and_references_on_a_cpu_are_counted(model: Path, rows: Path) ->
     three = "cluster.gpus_per_node=3"
     assert host("algorithm.kl_beta=0.1") - host() == 2 * count * 4
     assert host("checkpoint.async_save=false") == host() - count * 12
-    apart = host(three, "rollout.mode=server", "rollout.engines_per_node=1")
-    two = host("cluster.gpus_per_node=2", "rollout.engines_per_node=1")
-    assert apart == two + count * 4, "two ranks train, and the one that generates keeps the weights for its engine"
+    apart = (three, "rollout.mode=server", "rollout.engines_per_node=1")
+    two, one_copy = host("cluster.gpus_per_node=2", "rollout.engines_per_node=1"), count * 4
+    alone = host(*apart, "faults.max_engine_restarts=0")
+    assert alone == two + one_copy, "two ranks train, and the one that generates keeps the weights for its engine"
+    assert host(*apart) == alone + one_copy, "the first of those that train, for ranks that start again"
 
 
 def test_shared_memory_grows_with_what_uses_it() -> None:
