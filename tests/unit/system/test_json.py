@@ -56,7 +56,8 @@ def test_a_key_that_is_given_twice_is_refused_where_that_is_asked_for() -> None:
 OWN = {
     "between ranks": [
         *("checkpoint/compat.py", "checkpoint/saver.py", "data/table.py", "exchange/exchange.py"),
-        *("exchange/weight_broadcast.py", "exchange/wire_format.py", "engine/transfer.py", "policy/process_groups.py"),
+        *("exchange/generator_starts.py", "exchange/weight_broadcast.py", "exchange/wire_format.py"),
+        *("engine/transfer.py", "policy/process_groups.py"),
         *("rollout/handover.py", "rollout/node_store.py", "training/bringup.py", "training/compat.py"),
         *("training/jobs/dry_run.py", "training/jobs/train.py", "training/probe.py", "training/serving/commands.py"),
         *("training/serving/engines.py", "training/serving/generators.py"),
