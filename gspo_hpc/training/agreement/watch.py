@@ -1,7 +1,8 @@
 """The watch over a rollout's gaps: what the probe cannot see, because it is short and not read from the prefix cache.
 
 Each update measures the gap of the tokens that it trains on, by the length of the prefix that the engine took from its
-cache and by position. All tokens of a rollout were sampled with weights of one version.
+cache and by position. Where weights that sampled are gone (rollout.max_staleness, unfinished: continue,
+in_flight_updates), log-probs of the engine stand for the trainer's, gaps are 0, and the probe alone checks engines.
 """
 
 from __future__ import annotations
