@@ -98,6 +98,11 @@ class Alone(Transport):
         super().__init__()
         self._world = world
 
+    def tree_all_reduce(self, mine: bytes, merge: Any) -> bytes:
+        merged = super().tree_all_reduce(mine, merge)
+        self._world.wait()  # or rank 0 has engines write what another rank has not read yet
+        return merged
+
     def barrier(self) -> None:
         self._world.wait()
 
