@@ -76,7 +76,7 @@ def step_of(run_dir: Path, attempt: int) -> int:
 
 
 def ahead_of_training(run_dir: Path) -> bool:
-    """Whether rollout 3 is being sampled in the fourth attempt while rollout 2 is trained on.
+    """Return whether rollout 3 is being sampled in the fourth attempt while rollout 2 is trained on.
 
     The weights that sample it are gone from the trainer with its next update.
     """

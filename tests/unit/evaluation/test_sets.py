@@ -67,7 +67,7 @@ def test_a_set_is_asked_as_it_says_and_otherwise_as_all_are() -> None:
 
 
 def test_as_many_prompts_of_a_set_are_asked_as_it_says() -> None:
-    """Those of no set, whatever their rows call themselves, come first."""
+    """Prompts of no set come first, whatever their rows call themselves."""
     named = [("hard", 5), ("elsewhere", 3), (["a"], 3), ("easy", 5)]
     tokens = np.zeros(1, np.int32)
     prompts = [Prompt(n, tokens, "", {"data_source": name}) for name, count in named for n in range(count)]
