@@ -1,7 +1,7 @@
 """Questions and answers of doctor about a run on nodes of two kinds, one of which only generates (1 s).
 
-The tests would catch a component whose partition, nodes or GPUs nobody looked at, a Slurm that starts no such jobs, and a
-job of doctor that does not ask for the nodes of the run.
+The tests would catch a component whose partition, nodes or GPUs nobody looked at, a Slurm that starts no such jobs,
+and a job of doctor that does not ask for the nodes of the run.
 """
 
 from __future__ import annotations
